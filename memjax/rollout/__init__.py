@@ -1,0 +1,1 @@
+"""Sampling from models: the engine, its scheduler, and clients over it or over any OpenAI-compatible service."""
