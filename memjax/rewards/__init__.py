@@ -1,0 +1,1 @@
+"""Metrics: what an answer is worth."""
