@@ -1,12 +1,37 @@
-"""The short answer inside a model's reply."""
+"""The short answer inside a model's reply.
+
+Every function is linear in the length of the reply: what a model writes must not be able to stall whoever reads it.
+"""
 
 from __future__ import annotations
 
 import re
 
-_BOX = re.compile(r"\\boxed\s*\{")
-_TEXT = re.compile(r"\\text(?:bf|it|rm)?\s*\{")
-_OTHER_ESCAPE = re.compile(r"\\(?=[{}$%&#_])")
+# An escaped brace is text. Two backslashes before "boxed" come from models that write JSON. The repeats are bounded
+# because an unbounded one would be tried from each of its positions.
+_BOX_TOKENS = re.compile(r"(?P<box>\\{1,2}boxed\s{0,8}\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+_TEXT_TOKENS = re.compile(
+    r"(?P<text>\\text(?:bf|it|rm)?\s{0,8}\{)|\\(?P<sign>[{}$%&#_])|\\.|(?P<open>\{)|(?P<close>\})"
+)
+_ANSWER_IS = re.compile(r"\banswer\s{1,8}is\b[\s:*]{0,8}", re.IGNORECASE)
+
+
+def extract_answer(text: str) -> str:
+    """The answer in a reply: its last box, else its last answer tag, else what follows "answer is", else all of it.
+
+    Only the text after the model's thinking is looked at.
+    """
+    text = after_thinking(text)
+    for extract in (extract_boxed, extract_tag, extract_answer_is):
+        answer = extract(text)
+        if answer is not None:
+            return answer
+    return text.strip()
+
+
+def after_thinking(text: str) -> str:
+    """What follows the last `</think>`; the whole text where there is none."""
+    return text.rpartition("</think>")[2]
 
 
 def extract_boxed(text: str) -> str | None:
@@ -14,32 +39,58 @@ def extract_boxed(text: str) -> str | None:
 
     An unclosed box, as a reply cut off at its token limit leaves it, is passed over for the one before it.
     """
-    for match in reversed(list(_BOX.finditer(text))):
-        end = _closing_brace(text, match.end())
-        if end is not None:
-            return _unwrap(text[match.end() : end]).strip()
-    return None
+    open_braces: list[int | None] = []  # where a box's content starts; None for any other brace
+    last: tuple[int, int] | None = None
+    for token in _BOX_TOKENS.finditer(text):
+        if token["box"]:
+            open_braces.append(token.end())
+        elif token["open"]:
+            open_braces.append(None)
+        elif token["close"] and open_braces:
+            start = open_braces.pop()
+            if start is not None and (last is None or start > last[0]):
+                last = start, token.start()
+    return None if last is None else _without_text_commands(text[slice(*last)]).strip()
 
 
-def _closing_brace(text: str, start: int) -> int | None:
-    """Index of the brace that closes the one just before `start`; a brace after a backslash is text."""
-    depth, i = 1, start
-    while i < len(text):
-        if text[i] == "\\":
-            i += 2
-            continue
-        depth += {"{": 1, "}": -1}.get(text[i], 0)
-        if depth == 0:
-            return i
-        i += 1
-    return None
+def extract_tag(text: str, tag: str = "answer") -> str | None:
+    """The content of the last `<answer>...</answer>`, or None.
+
+    A missing end tag is no fault: it is often the stop string that ended the reply.
+    """
+    _, found, rest = text.rpartition(f"<{tag}>")
+    return rest.partition(f"</{tag}>")[0].strip() if found else None
 
 
-def _unwrap(text: str) -> str:
-    r"""Replace each `\text{...}` by what it holds, and each escaped LaTeX sign by the sign."""
-    while match := _TEXT.search(text):
-        end = _closing_brace(text, match.end())
-        if end is None:
-            break
-        text = text[: match.start()] + text[match.end() : end] + text[end + 1 :]
-    return _OTHER_ESCAPE.sub("", text)
+def extract_answer_is(text: str) -> str | None:
+    """The rest of the line after the last "answer is", without emphasis, quotes and full stop; None without the phrase.
+
+    The answer may stand on the next line.
+    """
+    matches = list(_ANSWER_IS.finditer(text))
+    if not matches:
+        return None
+    line = text[matches[-1].end() :].lstrip().partition("\n")[0]
+    return line.replace("*", "").strip().removesuffix(".").strip().strip("\"'`“”‘’")
+
+
+def _without_text_commands(content: str) -> str:
+    r"""Replace each `\text{...}` in balanced LaTeX by what it holds, and each escaped sign by the sign."""
+    pieces: list[str] = []
+    keeps_brace: list[bool] = []
+    end = 0
+    for token in _TEXT_TOKENS.finditer(content):
+        pieces.append(content[end : token.start()])
+        end = token.end()
+        if token["text"]:
+            keeps_brace.append(False)
+        elif token["sign"]:
+            pieces.append(token["sign"])
+        elif token["close"]:
+            if keeps_brace.pop():
+                pieces.append("}")
+        else:
+            if token["open"]:
+                keeps_brace.append(True)
+            pieces.append(token[0])
+    return "".join([*pieces, content[end:]])

@@ -1,0 +1,200 @@
+"""Scoring in other processes: a metric that hangs or crashes costs one answer its score and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from memjax import rewards
+
+_START_SECONDS = 60.0  # for a worker to import what it needs, on a loaded machine
+# The workers are not made with multiprocessing: its children import the program's __main__ again, and with it jax.
+_WORKER = "import sys; from memjax.rewards.pool import work; work(int(sys.argv[1]))"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One answer to score."""
+
+    metric: str  # a name in memjax.rewards.METRICS, or "module:function" of a function like those in METRICS
+    prediction: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an answer is worth: 0 with the reason in `error` where the metric gave no number."""
+
+    value: float
+    error: str | None = None
+
+
+class RewardPool:
+    """Processes that score answers, each one item at a time, for at most `timeout` seconds an item.
+
+    Safe to call from several threads and from an event loop. Workers start when they are first needed, are replaced when
+    an item kills them or outlives its time, and never import jax. POSIX only: a worker inherits its end of a pipe.
+    """
+
+    def __init__(self, workers: int | None = None, timeout: float = 30.0):
+        if workers is None:
+            workers = max(1, (os.cpu_count() or 1) // 2)
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}")
+        if timeout <= 0:
+            raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
+        self._timeout = timeout
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
+        self._workers = [_Worker() for _ in range(workers)]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+
+    def submit(self, item: Item) -> Future[Score]:
+        """Start scoring an item. ValueError at once for a metric that does not exist."""
+        check_metric(item.metric)
+        return self._threads.submit(self._score, item)
+
+    def score(self, item: Item) -> Score:
+        """Score one item and wait for it."""
+        return self.submit(item).result()
+
+    def map(self, items: Iterable[Item]) -> list[Score]:
+        """Score all items and wait for them; results in the order of the items."""
+        return [future.result() for future in [self.submit(item) for item in items]]
+
+    async def score_async(self, item: Item) -> Score:
+        """Score one item without blocking the event loop."""
+        return await asyncio.wrap_future(self.submit(item))
+
+    async def map_async(self, items: Iterable[Item]) -> list[Score]:
+        """Score all items without blocking the event loop; results in the order of the items."""
+        return await asyncio.gather(*[self.score_async(item) for item in items])
+
+    def close(self) -> None:
+        """End the workers; items that wait are cancelled, items under way fail."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.close()
+        self._threads.shutdown()
+
+    def __enter__(self) -> RewardPool:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _score(self, item: Item) -> Score:
+        worker = self._idle.get()
+        try:
+            return worker.score(item, self._timeout)
+        finally:
+            self._idle.put(worker)
+
+
+def check_metric(name: str) -> None:
+    """ValueError unless `name` is a metric or has the form "module:function"."""
+    if name not in rewards.METRICS and ":" not in name:
+        raise ValueError(f'{rewards.unknown_metric(name)}; a function of your own is named "module:function"')
+
+
+def work(fd: int) -> None:
+    """Score what comes through the pipe until its other end closes: the main function of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
+    with Connection(fd) as pipe:
+        sys.path[:] = pipe.recv()
+        pipe.send("ready")
+        while True:
+            try:
+                item = pipe.recv()
+            except EOFError:
+                return
+            pipe.send(_score_here(*item))
+
+
+def _score_here(metric: str, prediction: str, answers: Sequence[str]) -> tuple[float, str | None]:
+    try:
+        value = float(_score_with(metric, prediction, answers))
+    except Exception as error:  # the boundary around metrics: whatever they raise is recorded with the item
+        return 0.0, f"metric {metric!r} raised {type(error).__name__}: {error}"
+    if not math.isfinite(value):
+        return 0.0, f"metric {metric!r} gave {value}, which is no score"
+    return value, None
+
+
+def _score_with(metric: str, prediction: str, answers: Sequence[str]) -> Any:
+    if metric in rewards.METRICS:
+        return rewards.score(metric, prediction, answers)
+    module, _, function = metric.partition(":")
+    return getattr(import_module(module), function)(prediction, answers)
+
+
+class _Worker:
+    """A place for one process, filled when it is needed and again after its process died."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self._closed = False
+
+    def score(self, item: Item, timeout: float) -> Score:
+        try:
+            pipe = self._pipe or self._start()
+            pipe.send((item.metric, item.prediction, item.answers))
+            if pipe.poll(timeout):
+                return Score(*pipe.recv())
+            error = f"metric {item.metric!r} took longer than {timeout:g} s"
+        except (EOFError, OSError) as failure:
+            error = f"metric {item.metric!r} ended its process ({self._exit() or failure})"
+        self._kill()
+        return Score(0.0, error)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def _start(self) -> Connection:
+        if self._closed:
+            raise OSError("the pool is closed")
+        ours, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-c", _WORKER, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        ours.send(sys.path)
+        if not ours.poll(_START_SECONDS):
+            raise OSError(f"the process did not start within {_START_SECONDS:g} s")
+        ours.recv()
+        self._pipe = ours
+        return ours
+
+    def _exit(self) -> str:
+        if self._process is None:
+            return ""
+        try:
+            code = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
