@@ -1,0 +1,1 @@
+"""Qwen2 in Flax: the model, its parts, and its cache."""

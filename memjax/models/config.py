@@ -1,0 +1,175 @@
+"""The shape of a Qwen2 model, as Hugging Face's config.json tells it, and how a process runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from memjax.models.rope import RopeConfig
+from memjax.sharding import Layout
+
+AttentionBody = Literal["auto", "einsum", "blockwise", "splash", "cudnn"]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a process runs a model; nothing here changes what the model means.
+
+    Matrices are stored in `param_dtype` and multiplied in the narrower of it and `compute_dtype`, in which activations
+    travel. `scan_layers` stacks the layers on a leading axis and loops over them (constant compile time on accelerators;
+    on CPU decoding is 2.9x slower than unrolled). `remat` recomputes each layer in the backward pass.
+    """
+
+    param_dtype: DTypeLike = jnp.float32
+    compute_dtype: DTypeLike = jnp.float32
+    scan_layers: bool = False
+    remat: bool = False
+    attention: AttentionBody = "auto"
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True)
+class Qwen2Config:
+    """The shape of a Qwen2 model. Token ids stay as the file gives them."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int = 32_768
+    rms_norm_eps: float = 1e-6
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    tie_word_embeddings: bool = False
+    initializer_range: float = 0.02
+    bos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
+                f"({self.num_key_value_heads})"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even to rotate pairs, got {self.head_dim}")
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any]) -> Qwen2Config:
+        """Read the contents of a Hugging Face config.json; what this model cannot do is refused."""
+        _refuse_other_models(raw)
+        missing = [
+            name
+            for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+            if raw.get(name) is None
+        ]
+        if missing:
+            raise ValueError(f"config.json lacks {', '.join(missing)}")
+        heads = raw["num_attention_heads"]
+        eos = raw.get("eos_token_id")
+        length = raw.get("max_position_embeddings", 32_768)
+        return cls(
+            vocab_size=raw["vocab_size"],
+            hidden_size=raw["hidden_size"],
+            intermediate_size=raw["intermediate_size"],
+            num_hidden_layers=raw["num_hidden_layers"],
+            num_attention_heads=heads,
+            num_key_value_heads=raw.get("num_key_value_heads") or heads,
+            head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+            max_position_embeddings=length,
+            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+            rope=_read_rope(raw, length),
+            tie_word_embeddings=raw.get("tie_word_embeddings", False),
+            initializer_range=raw.get("initializer_range", 0.02),
+            bos_token_id=raw.get("bos_token_id"),
+            eos_token_id=tuple(eos) if isinstance(eos, list | tuple) else eos,
+            pad_token_id=raw.get("pad_token_id"),
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """The contents of config.json, with the RoPE fields where transformers 4, transformers 5 and vLLM look."""
+        eos = self.eos_token_id
+        scaling = _write_yarn(self.rope) if self.rope.kind == "yarn" else None
+        return {
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": self.max_position_embeddings,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope.theta,
+            "rope_scaling": scaling,
+            "rope_parameters": {"rope_theta": self.rope.theta, **(scaling or {"rope_type": "default"})},
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "initializer_range": self.initializer_range,
+            "attention_dropout": 0.0,
+            "use_sliding_window": False,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": list(eos) if isinstance(eos, tuple) else eos,
+            "pad_token_id": self.pad_token_id,
+        }
+
+
+def _refuse_other_models(raw: Mapping[str, Any]) -> None:
+    model_type = raw.get("model_type")
+    if model_type != "qwen2":
+        raise ValueError(f"model_type is {model_type!r}; memjax runs 'qwen2' (Qwen2, Qwen2.5) only")
+    architectures = raw.get("architectures") or ["Qwen2ForCausalLM"]
+    if list(architectures) != ["Qwen2ForCausalLM"]:
+        raise ValueError(f"architectures is {architectures!r}; memjax runs 'Qwen2ForCausalLM' only")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act is {raw['hidden_act']!r}; memjax runs 'silu' only")
+    if raw.get("use_sliding_window"):
+        raise ValueError("use_sliding_window is true; memjax attends to the whole window: set it to false")
+    other = sorted(set(raw.get("layer_types") or ()) - {"full_attention"})
+    if other:
+        raise ValueError(f"layer_types names {', '.join(other)}; memjax runs 'full_attention' only")
+
+
+_YARN_FIELDS = (
+    "factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+)
+
+
+def _read_rope(raw: Mapping[str, Any], max_positions: int) -> RopeConfig:
+    """RoPE from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    given = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    theta = given.get("rope_theta") or raw.get("rope_theta") or 10_000.0
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind == "default":
+        return RopeConfig(theta=float(theta))
+    if kind != "yarn":
+        raise ValueError(f"rope type is {kind!r}; memjax runs 'default' and 'yarn'")
+    original = given.get("original_max_position_embeddings") or max_positions
+    factor = given.get("factor") or max_positions / original
+    set_fields = {name: given[name] for name in _YARN_FIELDS if given.get(name) is not None}
+    return RopeConfig(
+        theta=float(theta),
+        kind="yarn",
+        **(set_fields | {"factor": float(factor), "original_max_position_embeddings": int(original)}),
+    )
+
+
+def _write_yarn(rope: RopeConfig) -> dict[str, Any]:
+    fields = {name: getattr(rope, name) for name in _YARN_FIELDS}
+    return {"type": "yarn", "rope_type": "yarn"} | {k: v for k, v in fields.items() if v is not None}

@@ -1,0 +1,83 @@
+"""The key-value cache: an explicit pytree. Letters: L layers, B slots, S cache length, K kv heads, H head size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from memjax.models.config import ModelOptions, Qwen2Config
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LayerCache:
+    """Keys (already rotated) and values of one layer, [B,S,K,H]; of all layers, [L,B,S,K,H], when they are scanned."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+KVCache = tuple[LayerCache, ...]
+"""One LayerCache per layer, or a single one holding all layers when they are scanned."""
+
+
+def abstract_cache(
+    config: Qwen2Config, options: ModelOptions, batch: int, length: int, dtype: DTypeLike | None = None
+) -> KVCache:
+    """Shapes, dtypes and, where the options have a layout, shardings of a cache; the dtype defaults to compute_dtype."""
+    shape: tuple[int, ...] = (batch, length, config.num_key_value_heads, config.head_dim)
+    names: tuple[str | None, ...] = ("batch", None, "kv_heads", "head_dim")
+    if options.scan_layers:
+        shape, names = (config.num_hidden_layers, *shape), ("layers", *names)
+    sharding = options.layout.sharding(names, shape) if options.layout else None
+    leaf = jax.ShapeDtypeStruct(shape, dtype or options.compute_dtype, sharding=sharding)
+    return (LayerCache(leaf, leaf),) * (1 if options.scan_layers else config.num_hidden_layers)
+
+
+def init_cache(
+    config: Qwen2Config, options: ModelOptions, batch: int, length: int, dtype: DTypeLike | None = None
+) -> KVCache:
+    """An empty cache for `batch` slots of `length` tokens."""
+    leaves = abstract_cache(config, options, batch, length, dtype)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), leaves)
+
+
+def write(
+    buffer: Float[Array, "*L B S K H"],
+    new_BTKH: Float[Array, "B T K H"],
+    start_B: Int[Array, "B"],
+    layer: Int[Array, ""] | None = None,
+) -> Float[Array, "*L B S K H"]:
+    """Put row b's T entries at start_B[b] (of `layer`, in a stacked buffer). The caller sees to start + T <= S."""
+    new = new_BTKH.astype(buffer.dtype)
+    if layer is None:
+        put = lambda row, x, start: jax.lax.dynamic_update_slice(row, x, (start, 0, 0))  # noqa: E731
+        return jax.vmap(put)(buffer, new, start_B)
+    put = lambda rows, x, start: jax.lax.dynamic_update_slice(rows, x[None], (layer, start, 0, 0))  # noqa: E731
+    return jax.vmap(put, in_axes=(1, 0, 0), out_axes=1)(buffer, new, start_B)
+
+
+def take_row(cache: KVCache, slot: Int[Array, ""], length: int) -> KVCache:
+    """The first `length` entries of one slot, as a cache of batch 1."""
+
+    def take(x: jax.Array) -> jax.Array:
+        batch = x.ndim - 4
+        row = jax.lax.dynamic_slice_in_dim(x, slot, 1, axis=batch)
+        return jax.lax.slice_in_dim(row, 0, length, axis=batch + 1)
+
+    return jax.tree.map(take, cache)
+
+
+def put_row(cache: KVCache, row: KVCache, slot: Int[Array, ""]) -> KVCache:
+    """`cache` with the start of one slot replaced by `row`, a cache of batch 1 that is no longer than it."""
+
+    def put(x: jax.Array, new: jax.Array) -> jax.Array:
+        index = [jnp.int32(0)] * x.ndim
+        index[x.ndim - 4] = jnp.asarray(slot, jnp.int32)
+        return jax.lax.dynamic_update_slice(x, new.astype(x.dtype), index)
+
+    return jax.tree.map(put, cache, row)
