@@ -1,0 +1,502 @@
+"""Text to token ids and back, and prompts put together in token space. No jax, no torch."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import shutil
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from memjax.gguf_file import read_gguf
+
+if TYPE_CHECKING:
+    import jinja2
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+# Qwen checkpoints end a chat turn with the first and a text with the second; a config names only one of them.
+_END_TOKENS = ("<|im_end|>", "<|endoftext|>")
+
+_STREAM_BLOCK = 1 << 15  # characters that are encoded together when text streams in
+_UNSETTLED_WORDS = 3  # pre-tokens at the end of a text that more text may still change: see _settled
+
+# tokenizer.ggml.pre names the pre-tokeniser; both of these are Qwen2's split, one digit at a time.
+_QWEN2_PRE = ("qwen2", "deepseek-r1-qwen")
+_QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GGML_CONTROL, _GGML_USER_DEFINED, _GGML_UNUSED = 3, 4, 5
+
+
+class MessageLike(Protocol):
+    """What `render` reads of memjax.rollout.client.Message."""
+
+    @property
+    def role(self) -> str: ...  # noqa: D102
+    @property
+    def content(self) -> Sequence[str | Sequence[int]]: ...  # noqa: D102
+
+
+class PromptLike(Protocol):
+    """What `render_prompt` reads of memjax.rollout.client.Prompt."""
+
+    @property
+    def messages(self) -> Sequence[MessageLike]: ...  # noqa: D102
+    @property
+    def shared_parts(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A prompt's ids; the first `shared` of them are the same in every prompt that shares its leading parts."""
+
+    ids: list[int]
+    shared: int = 0
+
+
+class Tokenizer:
+    """A byte-level tokenizer with its chat template.
+
+    Text never becomes a control token: a document that contains "<|im_end|>" is read as those ten characters. Control
+    tokens come from the chat template's own text and from parts that are ids already.
+    """
+
+    def __init__(self, definition: Mapping[str, Any], settings: Mapping[str, Any], source: Path):
+        """Build from the content of a tokenizer.json and of a tokenizer_config.json.
+
+        `settings` may hold `eos_token_id`, one id or a list, beside the tokens that it names.
+        """
+        import tokenizers
+
+        self.source = source
+        if (definition.get("decoder") or {}).get("type") != "ByteLevel":
+            raise ValueError(f"the tokenizer in {source} is not byte-level; memjax reads Qwen2's byte-level BPE")
+        added = definition.get("added_tokens") or []
+        self._special_ids = frozenset(token["id"] for token in added if token["special"])
+        self._added_ids = {token["content"]: token["id"] for token in added}
+        # Without added tokens nothing in a text can become one; without post-processor no token is put in front.
+        plain = {**definition, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        self._plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
+        self._vocabulary = {**self._plain.get_vocab(), **self._added_ids}
+        self.size = max(self._vocabulary.values()) + 1
+        self.eos_ids = self._end_ids(settings)
+        pad = _token_text(settings.get("pad_token"))
+        self.pad_id: int = self._added_ids.get(pad or _END_TOKENS[1], self.eos_ids[0])
+        self._chat_template = _default_template(settings.get("chat_template"))
+        names = ("bos_token", "eos_token", "pad_token")
+        self._template_names = {name: text for name in names if (text := _token_text(settings.get(name))) is not None}
+
+    @classmethod
+    def load(cls, name: str | Path) -> Tokenizer:
+        """Load from a model directory, a .gguf file or a hub id. Raises ValueError that says what to do."""
+        path = Path(name)
+        if path.is_file():
+            return cls(*gguf_tokenizer(path), source=path)
+        if not path.is_dir():
+            path = fetch(str(name), ["*.json", "*.txt", "*.jinja"])
+        return cls(*_read_directory(path), source=path)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether prompts are chats; a base model reads its parts one after another."""
+        return self._chat_template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, without any control token."""
+        return self._plain.encode(text, add_special_tokens=False).ids
+
+    def count(self, text: str) -> int:
+        """How many ids `text` has."""
+        return len(self.encode(text))
+
+    def encode_stream(self, pieces: Iterable[str]) -> Iterator[int]:
+        """The ids of the pieces' concatenation, with memory for a block and its longest word only."""
+        buffer, block = "", _STREAM_BLOCK
+        for piece in pieces:
+            buffer += piece
+            if len(buffer) < block:
+                continue
+            ids, end = self._settled(buffer)
+            yield from ids
+            buffer = buffer[end:]
+            block = max(_STREAM_BLOCK, 2 * len(buffer))  # a word without end is not encoded again for every piece
+        yield from self.encode(buffer)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, control tokens left out; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one id adds to the text: nothing for control tokens and for ids that the vocabulary lacks."""
+        return self._bytes_by_id[token_id] if 0 <= token_id < self.size else b""
+
+    def char_boundary(self, ids: Sequence[int], n: int) -> int:
+        """The largest k <= n such that ids[:k] does not end inside a UTF-8 character."""
+        k = min(n, len(ids))
+        while k > 0 and _is_inside_character(self._last_bytes(ids, k)):
+            k -= 1
+        return k
+
+    def render(self, messages: Sequence[MessageLike], *, generation_prompt: bool = True) -> list[int]:
+        """The ids of a chat: its parts placed in the model's chat template.
+
+        Text parts that adjoin are joined before they are encoded; ids go in verbatim. A last message of the assistant is
+        left open, to be continued. Raises ValueError when the template refuses the messages or loses one.
+        """
+        pieces, _ = self._pieces(messages, generation_prompt)
+        return self._join(pieces, shared_pieces=0).ids
+
+    def render_prompt(self, prompt: PromptLike) -> RenderedPrompt:
+        """Like `render`, with the count of leading ids that every prompt with the same shared parts begins with."""
+        pieces, before_last = self._pieces(prompt.messages, generation_prompt=True)
+        most = len(prompt.messages[-1].content)
+        if not 0 <= prompt.shared_parts <= most:
+            raise ValueError(f"shared_parts is {prompt.shared_parts}, but the last message has {most} parts")
+        return self._join(pieces, before_last + prompt.shared_parts if prompt.shared_parts else 0)
+
+    def save(self, directory: Path) -> None:
+        """Write the tokenizer files that transformers and vLLM read into `directory`."""
+        if self.source.is_dir():
+            for name in TOKENIZER_FILES:
+                if (self.source / name).exists():
+                    shutil.copyfile(self.source / name, directory / name)
+            return
+        definition, settings = gguf_tokenizer(self.source)
+        _write_json(directory / "tokenizer.json", definition)
+        _write_json(directory / "tokenizer_config.json", settings)
+
+    def _end_ids(self, settings: Mapping[str, Any]) -> tuple[int, ...]:
+        declared = settings.get("eos_token_id")
+        ids = list(declared) if isinstance(declared, list) else [] if declared is None else [declared]
+        names = [_token_text(settings.get("eos_token")), *_END_TOKENS]
+        ids += [self._added_ids[name] for name in names if name in self._added_ids]
+        if not ids:
+            raise ValueError(f"the tokenizer in {self.source} has no end token; name it in tokenizer_config.json")
+        if not all(0 <= token_id < self.size for token_id in ids):
+            raise ValueError(f"{self.source} declares end tokens {ids}, but has only {self.size} tokens")
+        return tuple(dict.fromkeys(ids))
+
+    @cached_property
+    def _bytes_by_id(self) -> list[bytes]:
+        table = [b""] * self.size
+        to_latin = {ord(char): byte for byte, char in _byte_alphabet().items()}
+        for token, token_id in self._vocabulary.items():
+            if token not in self._added_ids:
+                table[token_id] = token.translate(to_latin).encode("latin-1", errors="ignore")
+            elif token_id not in self._special_ids:
+                table[token_id] = token.encode()
+        return table
+
+    def _last_bytes(self, ids: Sequence[int], end: int) -> bytes:
+        tail, start = b"", end
+        while len(tail) < 4 and start > 0:  # a character has at most four bytes
+            start -= 1
+            tail = self.token_bytes(int(ids[start])) + tail
+        return tail
+
+    def _settled(self, text: str) -> tuple[list[int], int]:
+        """The leading ids of `text` that hold whatever text follows, and how many characters they cover.
+
+        More text can lengthen the last word, or join runs of white space and line ends into one word, so the last three
+        pre-tokens stay open; a cut is made only where Unicode normalisation cannot join what it parts.
+        """
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        words, offsets = encoding.word_ids, encoding.offsets
+        for i in range(len(words) - 1, 0, -1):
+            starts_word = words[i] != words[i - 1] and words[i] <= words[-1] - _UNSETTLED_WORDS + 1
+            if starts_word and _never_composes(text[offsets[i][0]]):
+                return encoding.ids[:i], offsets[i][0]
+        return [], 0
+
+    def _join(self, pieces: Sequence[str | Sequence[int]], shared_pieces: int) -> RenderedPrompt:
+        """Encode runs of text as one; `shared` counts the ids that the first `shared_pieces` pieces settle."""
+        ids: list[int] = []
+        run: list[str] = []
+        shared = 0
+        for index, piece in enumerate([*pieces, []]):
+            if index == shared_pieces:
+                shared = len(ids) + len(self._settled("".join(run))[0])
+            if isinstance(piece, str):
+                run.append(piece)
+                continue
+            ids += self.encode("".join(run))
+            run.clear()
+            ids += self._checked(piece)
+        return RenderedPrompt(ids, shared)
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        checked = [int(token_id) for token_id in ids]
+        if checked and not (min(checked) >= 0 and max(checked) < self.size):
+            raise ValueError(f"a part holds ids {min(checked)} to {max(checked)}, but there are {self.size} tokens")
+        return checked
+
+    def _pieces(
+        self, messages: Sequence[MessageLike], generation_prompt: bool
+    ) -> tuple[list[str | Sequence[int]], int]:
+        """The prompt as texts and ids in order, and the index at which the last message's content begins."""
+        if not messages:
+            raise ValueError("a prompt needs at least one message")
+        continued = messages[-1].role == "assistant"
+        literals = self._literals(messages, generation_prompt and not continued)
+        pieces: list[str | Sequence[int]] = []
+        start = 0
+        for literal, message in zip(literals, messages, strict=False):
+            pieces += self._literal_pieces(literal)
+            start = len(pieces)
+            pieces += message.content
+        if not continued:
+            pieces += self._literal_pieces(literals[-1])
+        return pieces, start
+
+    def _literals(self, messages: Sequence[MessageLike], generation_prompt: bool) -> list[str]:
+        """What the template writes before, between and after the messages' contents."""
+        if self._chat_template is None:
+            return [""] * (len(messages) + 1)
+        marks = [f"[[content of message {i}]]" for i in range(len(messages))]
+        chat = [{"role": m.role, "content": mark} for m, mark in zip(messages, marks, strict=True)]
+        text = self._render_template(chat, generation_prompt)
+        for message, mark in zip(messages, marks, strict=True):
+            if (times := text.count(mark)) != 1:
+                raise ValueError(
+                    f"the chat template of {self.source} writes the content of a {message.role} message {times} times; "
+                    "it must write every content once, unchanged"
+                )
+        positions = [text.index(mark) for mark in marks]
+        if positions != sorted(positions):
+            raise ValueError(f"the chat template of {self.source} changes the order of the messages")
+        return re.split("|".join(map(re.escape, marks)), text)
+
+    def _render_template(self, chat: list[dict[str, str]], generation_prompt: bool) -> str:
+        import jinja2
+
+        try:
+            return self._template.render(messages=chat, add_generation_prompt=generation_prompt, **self._template_names)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template of {self.source} refuses these messages: {error}") from error
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        return _compile_template(self._chat_template or "")
+
+    def _literal_pieces(self, literal: str) -> list[str | Sequence[int]]:
+        """The template's own text, its control tokens as ids."""
+        parts = self._added_pattern.split(literal) if self._added_ids else [literal]
+        return [[self._added_ids[part]] if part in self._added_ids else part for part in parts if part]
+
+    @cached_property
+    def _added_pattern(self) -> re.Pattern[str]:
+        longest_first = sorted(self._added_ids, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+
+
+class StreamDecoder:
+    """Turns ids into text as they come, never half a character; what it gave, joined, is `decode` of all ids."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that is complete with this id."""
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD when the last character stayed incomplete."""
+        return self._utf8.decode(b"", final=True)
+
+
+def fetch(hub_id: str, patterns: Sequence[str]) -> Path:
+    """The files of a Hugging Face hub repository here, downloaded if need be. Raises ValueError that says what to do."""
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", hub_id):
+        raise ValueError(f"no model at {hub_id!r}: give a directory, a .gguf file or a Hugging Face id (owner/name)")
+    import httpx
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(patterns)))
+    except (OSError, httpx.HTTPError, huggingface_hub.errors.HfHubHTTPError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{hub_id!r} is no directory or .gguf file here, and the Hugging Face hub did not give it ({reason}); "
+            "check the name and the network, or give the path of a downloaded model"
+        ) from error
+
+
+def gguf_tokenizer(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tokenizer.json and tokenizer_config.json that the metadata of a GGUF file amounts to."""
+    metadata = read_gguf(path).metadata
+    pre = metadata.get("tokenizer.ggml.pre")
+    if pre not in _QWEN2_PRE:
+        raise ValueError(f"{path} has a tokenizer of kind {pre!r}; memjax reads Qwen2's ({', '.join(_QWEN2_PRE)})")
+    tables = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges")
+    if absent := [key for key in tables if key not in metadata]:
+        raise ValueError(f"{path} lacks {', '.join(absent)}; convert the model to GGUF again, or use its directory")
+    tokens, kinds, merges = (metadata[key] for key in tables)
+    added_kinds = (_GGML_CONTROL, _GGML_USER_DEFINED)
+    rows = [(i, token, kind) for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _GGML_UNUSED]
+    added = [_added_token(i, token, kind == _GGML_CONTROL) for i, token, kind in rows if kind in added_kinds]
+    vocabulary = {token: i for i, token, kind in rows if kind not in added_kinds}
+    definition = qwen2_definition(vocabulary, merges, added)
+
+    def named(key: str) -> str | None:
+        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        return None if token_id is None else tokens[token_id]
+
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "added_tokens_decoder": {str(t["id"]): {k: v for k, v in t.items() if k != "id"} for t in added},
+        "bos_token": named("bos") if metadata.get("tokenizer.ggml.add_bos_token") else None,
+        "eos_token": named("eos"),
+        "pad_token": named("padding"),
+        "unk_token": None,
+        "chat_template": metadata.get("tokenizer.chat_template"),
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": False,
+        "add_prefix_space": False,
+        "errors": "replace",
+        "model_max_length": metadata.get("qwen2.context_length"),
+    }
+    return definition, settings
+
+
+def qwen2_definition(
+    vocabulary: Mapping[str, int], merges: Sequence[str], added_tokens: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The content of a tokenizer.json with Qwen2's normaliser and split around the given vocabulary."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": _QWEN2_SPLIT}, "behavior": "Isolated", "invert": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": list(added_tokens),
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": byte_level,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": dict(vocabulary),
+            "merges": list(merges),
+        },
+    }
+
+
+def _added_token(token_id: int, content: str, special: bool) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": token_id, "content": content, **flags, "special": special}
+
+
+def _read_directory(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    settings = dict(_read_json(path / "tokenizer_config.json") or {})
+    for name in ("config.json", "generation_config.json"):  # the later one wins, as it does in transformers
+        declared = (_read_json(path / name) or {}).get("eos_token_id")
+        settings["eos_token_id"] = declared if declared is not None else settings.get("eos_token_id")
+    if (path / "chat_template.jinja").exists():
+        settings["chat_template"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    elif (path / "chat_template.json").exists():
+        settings["chat_template"] = (_read_json(path / "chat_template.json") or {}).get("chat_template")
+    definition = _read_json(path / "tokenizer.json")
+    if definition is None:
+        definition = _slow_definition(path)
+    return definition, settings
+
+
+def _slow_definition(path: Path) -> Mapping[str, Any]:
+    """tokenizer.json as transformers makes it from vocab.json and merges.txt."""
+    if not ((path / "vocab.json").exists() and (path / "merges.txt").exists()):
+        raise ValueError(f"no tokenizer in {path}: it needs tokenizer.json, or vocab.json and merges.txt")
+    from transformers import AutoTokenizer
+
+    return json.loads(AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str())
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} should hold a JSON object, but holds a {type(content).__name__}")
+    return content
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def _token_text(token: Any) -> str | None:
+    """A token as tokenizer_config.json names it: its text, or an object that holds it."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _default_template(template: Any) -> str | None:
+    """A config holds one template, or a list of named ones."""
+    if isinstance(template, list):
+        return next((entry["template"] for entry in template if entry["name"] == "default"), None)
+    return template
+
+
+def _compile_template(text: str) -> jinja2.Template:
+    """The environment that templates are written for: transformers' (blocks trimmed, JSON with plain Unicode)."""
+    import jinja2
+    import jinja2.ext
+    import jinja2.sandbox
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def to_json(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    return environment.from_string(text)
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
+
+
+def _is_inside_character(tail: bytes) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(tail)
+    return bool(decoder.getstate()[0])
+
+
+def _never_composes(char: str) -> bool:
+    """Whether NFC leaves `char` apart from any character before it: no mark, and no vowel or final of a Hangul syllable."""
+    is_jamo = "\u1160" <= char <= "\u11ff"
+    if char in "\t\n\r":
+        return True
+    return char <= "\uffff" and not is_jamo and unicodedata.category(char)[0] in "LNPSZ"
