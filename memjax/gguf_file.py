@@ -1,7 +1,7 @@
 """Reads the container of a GGUF file: its metadata, and where each tensor's bytes lie.
 
-The layout is the one of ggml's docs/gguf.md. The `gguf` package reads the same, but makes an object of every token of the
-vocabulary, which takes seconds; this takes a fraction of one.
+The layout is the one of ggml's docs/gguf.md. The `gguf` package reads the same, but makes an object of every token of
+the vocabulary, which takes seconds; this takes a fraction of one.
 """
 
 from __future__ import annotations

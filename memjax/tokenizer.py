@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import json
 import re
-import shutil
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,34 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memjax.gguf_file import read_gguf
+from memjax.tokenizer_files import read_tokenizer_files, save_tokenizer_files, token_text
 
 if TYPE_CHECKING:
     import jinja2
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 
 # Qwen checkpoints end a chat turn with the first and a text with the second; a config names only one of them.
 _END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
 _STREAM_BLOCK = 1 << 15  # characters that are encoded together when text streams in
 _UNSETTLED_WORDS = 3  # pre-tokens at the end of a text that more text may still change: see _settled
-
-# tokenizer.ggml.pre names the pre-tokeniser; both of these are Qwen2's split, one digit at a time.
-_QWEN2_PRE = ("qwen2", "deepseek-r1-qwen")
-_QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_GGML_CONTROL, _GGML_USER_DEFINED, _GGML_UNUSED = 3, 4, 5
 
 
 class MessageLike(Protocol):
@@ -88,28 +69,23 @@ class Tokenizer:
             raise ValueError(f"the tokenizer in {source} is not byte-level; memjax reads Qwen2's byte-level BPE")
         added = definition.get("added_tokens") or []
         self._special_ids = frozenset(token["id"] for token in added if token["special"])
-        self._added_ids = {token["content"]: token["id"] for token in added}
+        self._added_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
         # Without added tokens nothing in a text can become one; without post-processor no token is put in front.
         plain = {**definition, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
         self._plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
-        self._vocabulary = {**self._plain.get_vocab(), **self._added_ids}
+        self._vocabulary: dict[str, int] = {**self._plain.get_vocab(), **self._added_ids}
         self.size = max(self._vocabulary.values()) + 1
         self.eos_ids = self._end_ids(settings)
-        pad = _token_text(settings.get("pad_token"))
-        self.pad_id: int = self._added_ids.get(pad or _END_TOKENS[1], self.eos_ids[0])
-        self._chat_template = _default_template(settings.get("chat_template"))
+        pad = token_text(settings.get("pad_token"))
+        self.pad_id = self._added_ids.get(pad or _END_TOKENS[1], self.eos_ids[0])
+        self._chat_template = settings.get("chat_template")
         names = ("bos_token", "eos_token", "pad_token")
-        self._template_names = {name: text for name in names if (text := _token_text(settings.get(name))) is not None}
+        self._template_names = {name: text for name in names if (text := token_text(settings.get(name))) is not None}
 
     @classmethod
     def load(cls, name: str | Path) -> Tokenizer:
         """Load from a model directory, a .gguf file or a hub id. Raises ValueError that says what to do."""
-        path = Path(name)
-        if path.is_file():
-            return cls(*gguf_tokenizer(path), source=path)
-        if not path.is_dir():
-            path = fetch(str(name), ["*.json", "*.txt", "*.jinja"])
-        return cls(*_read_directory(path), source=path)
+        return cls(*read_tokenizer_files(name))
 
     @property
     def has_chat_template(self) -> bool:
@@ -155,8 +131,8 @@ class Tokenizer:
     def render(self, messages: Sequence[MessageLike], *, generation_prompt: bool = True) -> list[int]:
         """The ids of a chat: its parts placed in the model's chat template.
 
-        Text parts that adjoin are joined before they are encoded; ids go in verbatim. A last message of the assistant is
-        left open, to be continued. Raises ValueError when the template refuses the messages or loses one.
+        Text parts that adjoin are joined before they are encoded; ids go in verbatim. A last message of the assistant
+        is left open, to be continued. Raises ValueError when the template refuses the messages or loses one.
         """
         pieces, _ = self._pieces(messages, generation_prompt)
         return self._join(pieces, shared_pieces=0).ids
@@ -171,19 +147,12 @@ class Tokenizer:
 
     def save(self, directory: Path) -> None:
         """Write the tokenizer files that transformers and vLLM read into `directory`."""
-        if self.source.is_dir():
-            for name in TOKENIZER_FILES:
-                if (self.source / name).exists():
-                    shutil.copyfile(self.source / name, directory / name)
-            return
-        definition, settings = gguf_tokenizer(self.source)
-        _write_json(directory / "tokenizer.json", definition)
-        _write_json(directory / "tokenizer_config.json", settings)
+        save_tokenizer_files(self.source, directory)
 
     def _end_ids(self, settings: Mapping[str, Any]) -> tuple[int, ...]:
         declared = settings.get("eos_token_id")
         ids = list(declared) if isinstance(declared, list) else [] if declared is None else [declared]
-        names = [_token_text(settings.get("eos_token")), *_END_TOKENS]
+        names = [token_text(settings.get("eos_token")), *_END_TOKENS]
         ids += [self._added_ids[name] for name in names if name in self._added_ids]
         if not ids:
             raise ValueError(f"the tokenizer in {self.source} has no end token; name it in tokenizer_config.json")
@@ -216,11 +185,14 @@ class Tokenizer:
         pre-tokens stay open; a cut is made only where Unicode normalisation cannot join what it parts.
         """
         encoding = self._plain.encode(text, add_special_tokens=False)
-        words, offsets = encoding.word_ids, encoding.offsets
+        words: list[int] = encoding.word_ids
+        offsets = encoding.offsets
         for i in range(len(words) - 1, 0, -1):
-            starts_word = words[i] != words[i - 1] and words[i] <= words[-1] - _UNSETTLED_WORDS + 1
-            if starts_word and _never_composes(text[offsets[i][0]]):
-                return encoding.ids[:i], offsets[i][0]
+            start = offsets[i][0]
+            if words[i] == words[i - 1] or words[i] > words[-1] - _UNSETTLED_WORDS + 1:
+                continue
+            if _never_composes(text[start]):
+                return encoding.ids[:i], start
         return [], 0
 
     def _join(self, pieces: Sequence[str | Sequence[int]], shared_pieces: int) -> RenderedPrompt:
@@ -320,147 +292,6 @@ class StreamDecoder:
         return self._utf8.decode(b"", final=True)
 
 
-def fetch(hub_id: str, patterns: Sequence[str]) -> Path:
-    """The files of a Hugging Face hub repository here, downloaded if need be. Raises ValueError that says what to do."""
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", hub_id):
-        raise ValueError(f"no model at {hub_id!r}: give a directory, a .gguf file or a Hugging Face id (owner/name)")
-    import httpx
-    import huggingface_hub
-
-    try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(patterns)))
-    except (OSError, httpx.HTTPError, huggingface_hub.errors.HfHubHTTPError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"{hub_id!r} is no directory or .gguf file here, and the Hugging Face hub did not give it ({reason}); "
-            "check the name and the network, or give the path of a downloaded model"
-        ) from error
-
-
-def gguf_tokenizer(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tokenizer.json and tokenizer_config.json that the metadata of a GGUF file amounts to."""
-    metadata = read_gguf(path).metadata
-    pre = metadata.get("tokenizer.ggml.pre")
-    if pre not in _QWEN2_PRE:
-        raise ValueError(f"{path} has a tokenizer of kind {pre!r}; memjax reads Qwen2's ({', '.join(_QWEN2_PRE)})")
-    tables = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges")
-    if absent := [key for key in tables if key not in metadata]:
-        raise ValueError(f"{path} lacks {', '.join(absent)}; convert the model to GGUF again, or use its directory")
-    tokens, kinds, merges = (metadata[key] for key in tables)
-    added_kinds = (_GGML_CONTROL, _GGML_USER_DEFINED)
-    rows = [(i, token, kind) for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _GGML_UNUSED]
-    added = [_added_token(i, token, kind == _GGML_CONTROL) for i, token, kind in rows if kind in added_kinds]
-    vocabulary = {token: i for i, token, kind in rows if kind not in added_kinds}
-    definition = qwen2_definition(vocabulary, merges, added)
-
-    def named(key: str) -> str | None:
-        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        return None if token_id is None else tokens[token_id]
-
-    settings = {
-        "tokenizer_class": "Qwen2Tokenizer",
-        "added_tokens_decoder": {str(t["id"]): {k: v for k, v in t.items() if k != "id"} for t in added},
-        "bos_token": named("bos") if metadata.get("tokenizer.ggml.add_bos_token") else None,
-        "eos_token": named("eos"),
-        "pad_token": named("padding"),
-        "unk_token": None,
-        "chat_template": metadata.get("tokenizer.chat_template"),
-        "clean_up_tokenization_spaces": False,
-        "split_special_tokens": False,
-        "add_prefix_space": False,
-        "errors": "replace",
-        "model_max_length": metadata.get("qwen2.context_length"),
-    }
-    return definition, settings
-
-
-def qwen2_definition(
-    vocabulary: Mapping[str, int], merges: Sequence[str], added_tokens: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """The content of a tokenizer.json with Qwen2's normaliser and split around the given vocabulary."""
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": _QWEN2_SPLIT}, "behavior": "Isolated", "invert": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": list(added_tokens),
-        "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": byte_level,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": dict(vocabulary),
-            "merges": list(merges),
-        },
-    }
-
-
-def _added_token(token_id: int, content: str, special: bool) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": token_id, "content": content, **flags, "special": special}
-
-
-def _read_directory(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    settings = dict(_read_json(path / "tokenizer_config.json") or {})
-    for name in ("config.json", "generation_config.json"):  # the later one wins, as it does in transformers
-        declared = (_read_json(path / name) or {}).get("eos_token_id")
-        settings["eos_token_id"] = declared if declared is not None else settings.get("eos_token_id")
-    if (path / "chat_template.jinja").exists():
-        settings["chat_template"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
-    elif (path / "chat_template.json").exists():
-        settings["chat_template"] = (_read_json(path / "chat_template.json") or {}).get("chat_template")
-    definition = _read_json(path / "tokenizer.json")
-    if definition is None:
-        definition = _slow_definition(path)
-    return definition, settings
-
-
-def _slow_definition(path: Path) -> Mapping[str, Any]:
-    """tokenizer.json as transformers makes it from vocab.json and merges.txt."""
-    if not ((path / "vocab.json").exists() and (path / "merges.txt").exists()):
-        raise ValueError(f"no tokenizer in {path}: it needs tokenizer.json, or vocab.json and merges.txt")
-    from transformers import AutoTokenizer
-
-    return json.loads(AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str())
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} should hold a JSON object, but holds a {type(content).__name__}")
-    return content
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-
-
-def _token_text(token: Any) -> str | None:
-    """A token as tokenizer_config.json names it: its text, or an object that holds it."""
-    return token["content"] if isinstance(token, dict) else token
-
-
-def _default_template(template: Any) -> str | None:
-    """A config holds one template, or a list of named ones."""
-    if isinstance(template, list):
-        return next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    return template
-
-
 def _compile_template(text: str) -> jinja2.Template:
     """The environment that templates are written for: transformers' (blocks trimmed, JSON with plain Unicode)."""
     import jinja2
@@ -495,7 +326,7 @@ def _is_inside_character(tail: bytes) -> bool:
 
 
 def _never_composes(char: str) -> bool:
-    """Whether NFC leaves `char` apart from any character before it: no mark, and no vowel or final of a Hangul syllable."""
+    """Whether NFC leaves `char` apart from what stands before it: no mark, and no vowel or final of a Hangul syllable."""
     is_jamo = "\u1160" <= char <= "\u11ff"
     if char in "\t\n\r":
         return True
