@@ -16,7 +16,10 @@ ConversationKind = Literal["memory", "final", "turn"]
 class TextSource(Protocol):
     """A document that is read piece by piece and never held whole."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
 
     def pieces(self) -> Iterator[str]:
         """Yield the text in order, from the start, in pieces of any size; every call starts afresh."""

@@ -35,9 +35,9 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 def score(metric: str, prediction: str, answers: Sequence[str]) -> float:
     """What `prediction` is worth, in [0, 1], by the metric of that name and all gold answers.
 
-    `prediction` is the answer already extracted, except for memagent_reward, which reads the raw response. "" scores 0 by
-    every metric but memagent_sub_em, whose faults are upstream's. ValueError for a metric that does not exist and for gold
-    answers that are not a list of strings.
+    `prediction` is the answer already extracted, except for memagent_reward, which reads the raw response. "" scores 0
+    by every metric but memagent_sub_em, which keeps upstream's faults. ValueError for a metric that does not exist and
+    for gold answers that are not a list of strings.
     """
     function = METRICS.get(metric)
     if function is None:

@@ -17,6 +17,9 @@ class Scores(NamedTuple):
     recall: float
 
 
+_MISSING = Scores(0.0, 0.0, 0.0, 0.0)
+
+
 def official_metrics(
     answers: Mapping[str, str],
     supporting_facts: Mapping[str, Iterable[Sequence[Any]]],
@@ -24,20 +27,19 @@ def official_metrics(
 ) -> dict[str, float]:
     """The twelve numbers of hotpot_evaluate_v1.py (hotpotqa/hotpot): {,sp_,joint_} x {em,f1,prec,recall}.
 
-    `answers` and `supporting_facts` ([title, sentence number] pairs) are keyed by example id, as in the official prediction
-    file; `examples` are rows of the official data. A missing answer or list of facts scores 0 in its part and jointly.
+    `answers` and `supporting_facts` ([title, sentence number] pairs) are keyed by example id, as in the official
+    prediction file; `examples` are rows of the official data. What is missing scores 0, in its part and jointly.
     """
     if not examples:
         raise ValueError("there are no examples to evaluate")
     totals = [0.0] * 12
     for example in examples:
         key = example["_id"]
-        parts: list[Scores | None] = [
-            answer_scores(answers[key], example["answer"]) if key in answers else None,
-            fact_scores(supporting_facts[key], example["supporting_facts"]) if key in supporting_facts else None,
-        ]
-        parts.append(_joint(*parts) if all(parts) else None)
-        values = [value for part in parts for value in part or Scores(0.0, 0.0, 0.0, 0.0)]
+        answer = answer_scores(answers[key], example["answer"]) if key in answers else _MISSING
+        facts = _MISSING
+        if key in supporting_facts:
+            facts = fact_scores(supporting_facts[key], example["supporting_facts"])
+        values = [*answer, *facts, *_joint(answer, facts)]
         totals = [total + value for total, value in zip(totals, values, strict=True)]
     names = [prefix + name for prefix in ("", "sp_", "joint_") for name in Scores._fields]
     return {name: total / len(examples) for name, total in zip(names, totals, strict=True)}

@@ -19,6 +19,7 @@ from typing import Any
 from memjax import rewards
 
 _START_SECONDS = 60.0  # for a worker to import what it needs, on a loaded machine
+_EXIT_SECONDS = 0.2  # for a worker to end by itself once its pipe is closed
 # The workers are not made with multiprocessing: its children import the program's __main__ again, and with it jax.
 _WORKER = "import sys; from memjax.rewards.pool import work; work(int(sys.argv[1]))"
 
@@ -43,8 +44,9 @@ class Score:
 class RewardPool:
     """Processes that score answers, each one item at a time, for at most `timeout` seconds an item.
 
-    Safe to call from several threads and from an event loop. Workers start when they are first needed, are replaced when
-    an item kills them or outlives its time, and never import jax. POSIX only: a worker inherits its end of a pipe.
+    Safe to call from several threads and from an event loop. Workers start when they are first needed, are replaced
+    when an item kills them or outlives its time, and never import jax. A worker that cannot be started is no item's
+    fault and raises RuntimeError. POSIX only: a worker inherits its end of a pipe.
     """
 
     def __init__(self, workers: int | None = None, timeout: float = 30.0):
@@ -84,10 +86,11 @@ class RewardPool:
 
     def close(self) -> None:
         """End the workers; items that wait are cancelled, items under way fail."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
-            worker.close()
-        self._threads.shutdown()
+            worker.interrupt()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.stop()
 
     def __enter__(self) -> RewardPool:
         return self
@@ -141,60 +144,60 @@ def _score_with(metric: str, prediction: str, answers: Sequence[str]) -> Any:
 
 
 class _Worker:
-    """A place for one process, filled when it is needed and again after its process died."""
+    """A place for one process: filled when it is first needed, and again after its process died."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
-        self._closed = False
 
     def score(self, item: Item, timeout: float) -> Score:
+        pipe = self._ready_pipe()
         try:
-            pipe = self._pipe or self._start()
             pipe.send((item.metric, item.prediction, item.answers))
             if pipe.poll(timeout):
                 return Score(*pipe.recv())
-            error = f"metric {item.metric!r} took longer than {timeout:g} s"
-        except (EOFError, OSError) as failure:
-            error = f"metric {item.metric!r} ended its process ({self._exit() or failure})"
-        self._kill()
-        return Score(0.0, error)
+            self.interrupt()
+            self.stop()
+            return Score(0.0, f"metric {item.metric!r} took longer than {timeout:g} s")
+        except (EOFError, OSError):
+            return Score(0.0, f"metric {item.metric!r} ended its process ({self.stop()})")
 
-    def close(self) -> None:
-        self._closed = True
+    def interrupt(self) -> None:
+        """Kill the process; whoever waits for it finds out. Safe from any thread."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+
+    def stop(self) -> str:
+        """Empty the place and say how its process ended. Only for the thread that holds this worker."""
+        code = None
         if self._pipe is not None:
             self._pipe.close()
+        if self._process is not None:
+            try:
+                code = self._process.wait(_EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                code = self._process.wait()
+        self._process = self._pipe = None
+        return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+    def _ready_pipe(self) -> Connection:
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()  # died while idle, which is not the fault of the item that comes
+        return self._pipe or self._start()
 
     def _start(self) -> Connection:
-        if self._closed:
-            raise OSError("the pool is closed")
-        ours, theirs = Pipe()
+        self._pipe, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-c", _WORKER, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        ours.send(sys.path)
-        if not ours.poll(_START_SECONDS):
-            raise OSError(f"the process did not start within {_START_SECONDS:g} s")
-        ours.recv()
-        self._pipe = ours
-        return ours
-
-    def _exit(self) -> str:
-        if self._process is None:
-            return ""
         try:
-            code = self._process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            return ""
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-    def _kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._process = self._pipe = None
+            self._pipe.send(sys.path)
+            if self._pipe.poll(_START_SECONDS):
+                self._pipe.recv()
+                return self._pipe
+            raise RuntimeError(
+                f"a reward process did not start within {_START_SECONDS:g} s; is the machine overloaded?"
+            )
+        except (EOFError, OSError) as failure:
+            raise RuntimeError(f"a reward process could not start ({self.stop()}); its stderr says why") from failure

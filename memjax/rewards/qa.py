@@ -29,7 +29,7 @@ def squad_form(text: str) -> str:
 
 
 def normalize(text: str) -> str:
-    """`squad_form`, except that a text of which nothing would be left ("The", "?") stays, so that it can be answered."""
+    """`squad_form`, except that a text of which nothing would be left ("The", "?") stays: it can then be answered."""
     return squad_form(text) or " ".join(text.lower().split())
 
 

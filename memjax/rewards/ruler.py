@@ -12,6 +12,6 @@ def string_match_all(prediction: str, golds: Sequence[str]) -> float:
 
 
 def string_match_part(prediction: str, golds: Sequence[str]) -> float:
-    """1 where the prediction contains any of the gold strings, whatever their case; RULER's metric for qa_1 and qa_2."""
+    """1 where the prediction contains any of the gold strings, whatever their case; the metric of qa_1 and qa_2."""
     prediction = prediction.lower()
     return float(any(gold.lower() in prediction for gold in golds))
