@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memjax.tokenizer_files import read_tokenizer_files, save_tokenizer_files, token_text
+from memjax.tokenizer_files import byte_alphabet, read_tokenizer_files, save_tokenizer_files, token_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -163,7 +163,7 @@ class Tokenizer:
     @cached_property
     def _bytes_by_id(self) -> list[bytes]:
         table = [b""] * self.size
-        to_latin = {ord(char): byte for byte, char in _byte_alphabet().items()}
+        to_latin = {ord(char): byte for byte, char in byte_alphabet().items()}
         for token, token_id in self._vocabulary.items():
             if token not in self._added_ids:
                 table[token_id] = token.translate(to_latin).encode("latin-1", errors="ignore")
@@ -185,7 +185,7 @@ class Tokenizer:
         pre-tokens stay open; a cut is made only where Unicode normalisation cannot join what it parts.
         """
         encoding = self._plain.encode(text, add_special_tokens=False)
-        words: list[int] = encoding.word_ids
+        words = [-1 if word is None else word for word in encoding.word_ids]
         offsets = encoding.offsets
         for i in range(len(words) - 1, 0, -1):
             start = offsets[i][0]
@@ -312,13 +312,6 @@ def _compile_template(text: str) -> jinja2.Template:
     return environment.from_string(text)
 
 
-def _byte_alphabet() -> dict[int, str]:
-    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
-
-
 def _is_inside_character(tail: bytes) -> bool:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     decoder.decode(tail)
@@ -326,7 +319,7 @@ def _is_inside_character(tail: bytes) -> bool:
 
 
 def _never_composes(char: str) -> bool:
-    """Whether NFC leaves `char` apart from what stands before it: no mark, and no vowel or final of a Hangul syllable."""
+    """Whether NFC leaves `char` apart from what stands before it: it is no mark and no vowel or final of a Hangul block."""
     is_jamo = "\u1160" <= char <= "\u11ff"
     if char in "\t\n\r":
         return True

@@ -168,6 +168,13 @@ def _slow_definition(path: Path) -> dict[str, Any]:
     return json.loads(AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str())
 
 
+def byte_alphabet() -> dict[int, str]:
+    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object in `path`, None where there is no such file. Raises ValueError for anything else."""
     if not path.exists():
