@@ -1,0 +1,1 @@
+"""Documents and tasks: what is read, and in which pieces."""

@@ -1,0 +1,352 @@
+"""Documents as streams of text: plain text, Markdown, HTML and PDF files, packed or not, and standard input."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import io
+import re
+import shutil
+import stat
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+Kind = Literal["text", "html", "pdf"]
+
+PIECE_BYTES = 1 << 16
+
+_KIND_OF_SUFFIX: dict[str, Kind] = {".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf"}
+
+_BYTE_ORDER_MARKS = (  # UTF-32 first: its little-endian mark starts with that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One readable file: where it lies, what it is, and the hash of its bytes."""
+
+    path: Path
+    name: str
+    kind: Kind
+    packed: bool
+    size: int  # bytes on disk
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """Files read one after another as one text; with several, each is announced by its name."""
+
+    files: tuple[InputFile, ...]
+
+    @property
+    def name(self) -> str:
+        """The names of the files, for people."""
+        return ", ".join(file.name for file in self.files)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash that changes when the text could."""
+        names = [file.name for file in self.files] if len(self.files) > 1 else []  # only announced names are text
+        parts = [f"{file.kind} {file.sha256}" for file in self.files]
+        return hashlib.sha256("\n".join(names + parts).encode()).hexdigest()[:32]
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the text from the start, in order."""
+        return (text for text, _ in self.pieces_with_share())
+
+    def pieces_with_share(self) -> Iterator[tuple[str, float]]:
+        """Yield pieces of the text, each with the share (0 to 1) of the input that had been read by then."""
+        whole = sum(file.size for file in self.files)
+        before = 0
+        for number, file in enumerate(self.files):
+            if len(self.files) > 1:
+                yield f"{'' if number == 0 else chr(10) * 2}Document {number + 1}: {file.name}\n\n", before / whole
+            for text, share in _text_of(file):
+                yield text, (before + share * file.size) / whole
+            before += file.size
+
+
+def open_document(names: Sequence[str], spool: Path, *, keep_spool: bool = False) -> Document:
+    """Check every file once from end to end and return the document they make.
+
+    "-" is standard input. What can be read only once (standard input, a pipe) is copied to `spool` plus a number, so that
+    an interrupted reading can go on; with `keep_spool` such a copy, left by an earlier run, is read instead.
+    Raises ValueError for a file that is missing, empty, binary or not decodable.
+    """
+    if not names:
+        raise ValueError("no document given: name one or more files, or - for standard input")
+    return Document(tuple(_open_file(name, Path(f"{spool}.{i}"), keep_spool) for i, name in enumerate(names)))
+
+
+def _open_file(name: str, spool: Path, keep_spool: bool) -> InputFile:
+    path, shown = Path(name), name
+    if name == "-":
+        path, shown = spool, "standard input"
+        if not (keep_spool and spool.exists()):
+            _copy_whole(sys.stdin.buffer, spool)
+    elif path.is_dir():
+        raise ValueError(f"{name} is a directory: name its files, for example {name.rstrip('/')}/*.txt")
+    elif keep_spool and spool.exists():
+        path = spool
+    elif not path.exists():
+        raise ValueError(f"there is no file {name}: check the path")
+    elif not stat.S_ISREG(path.stat().st_mode):
+        path = spool
+        with open(name, "rb") as pipe:
+            _copy_whole(pipe, spool)
+    try:
+        return _inspected(path, shown)
+    except PermissionError:
+        raise ValueError(f"{shown} cannot be read: its permissions do not allow it") from None
+
+
+def _copy_whole(source: BinaryIO, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    with open(partial, "wb") as copy:
+        shutil.copyfileobj(source, copy)
+    partial.rename(target)  # a run that is killed here must not leave half a document to resume from
+
+
+def _inspected(path: Path, name: str) -> InputFile:
+    size = path.stat().st_size
+    if size == 0:
+        raise ValueError(f"{name} is empty: there is nothing to read")
+    packed = _starts_with(path, b"\x1f\x8b")
+    with open(path, "rb") as raw:
+        digest = hashlib.file_digest(raw, "sha256").hexdigest()
+    shown = Path(name).name if name != "standard input" else name
+    file = InputFile(path, shown, "text", packed, size, digest)
+    with _reading_bytes(file) as (stream, _):
+        head = stream.read(1024)
+    file = InputFile(path, shown, _kind(name, head), packed, size, digest)
+    if file.kind == "pdf":
+        if packed:
+            raise ValueError(f"{name} is a packed PDF: unpack it first (gunzip {name})")
+    else:
+        for _ in _decoded(file):  # an undecodable byte must be found before hours of reading, not after
+            pass
+    if not any(text.strip() for text, _ in _text_of(file)):
+        hint = "; a scanned PDF needs OCR first" if file.kind == "pdf" else ""
+        raise ValueError(f"{name} contains no text{hint}")
+    return file
+
+
+def _starts_with(path: Path, magic: bytes) -> bool:
+    with open(path, "rb") as raw:
+        return raw.read(len(magic)) == magic
+
+
+def _kind(name: str, head: bytes) -> Kind:
+    if head.startswith(b"%PDF-"):
+        return "pdf"
+    if head.startswith(b"PK\x03\x04"):
+        raise ValueError(f"{name} is a ZIP or Office file: save it as text, HTML or PDF first")
+    kind = _KIND_OF_SUFFIX.get(Path(name.removesuffix(".gz")).suffix.lower())
+    if kind == "pdf":
+        raise ValueError(f"{name} is called a PDF but does not start like one: is it a damaged download?")
+    if kind is None:
+        kind = "html" if re.match(rb"\s*<(!doctype html|html)\b", head, re.IGNORECASE) else "text"
+    return kind
+
+
+@contextmanager
+def _reading_bytes(file: InputFile) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """The unpacked bytes, and the file on disk whose position tells how far they are."""
+    with open(file.path, "rb") as raw:
+        if not file.packed:
+            yield raw, raw
+            return
+        try:
+            with gzip.GzipFile(fileobj=raw) as unpacked:
+                yield unpacked, raw  # type: ignore[misc]
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{file.name} is a damaged gzip file ({error}): fetch it again") from error
+
+
+def _decoded(file: InputFile) -> Iterator[tuple[str, float]]:
+    """The characters of the file as they stand, line ends as newlines, with the share of the file read."""
+    newlines = io.IncrementalNewlineDecoder(None, translate=True)
+    with _reading_bytes(file) as (stream, raw):
+        piece = stream.read(PIECE_BYTES)
+        encoding, mark = _encoding(piece, file.kind)
+        decoder = codecs.getincrementaldecoder(encoding)()
+        offset, piece = mark, piece[mark:]
+        while True:
+            pending = len(decoder.getstate()[0])
+            if "16" not in encoding and "32" not in encoding and b"\0" in piece:
+                raise ValueError(
+                    f"{file.name} is a binary file (byte 0 at offset {offset + piece.index(0)}): give text, HTML or PDF"
+                )
+            try:
+                text = decoder.decode(piece, final=not piece)
+            except UnicodeDecodeError as error:
+                bad = error.object[error.start]
+                raise ValueError(
+                    f"{file.name} is not valid {encoding.upper()}: byte 0x{bad:02x} at offset "
+                    f"{offset - pending + error.start} cannot be decoded; convert it first, for example with "
+                    f"iconv -f latin1 -t utf-8"
+                ) from None
+            yield newlines.decode(text, final=not piece), min(1.0, raw.tell() / file.size)
+            if not piece:
+                return
+            offset += len(piece)
+            piece = stream.read(PIECE_BYTES)
+
+
+def _encoding(head: bytes, kind: Kind) -> tuple[str, int]:
+    """The encoding, and the length of the byte order mark that names it."""
+    for mark, encoding in _BYTE_ORDER_MARKS:
+        if head.startswith(mark):
+            return encoding, len(mark)
+    declared = re.search(rb"<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*[\"']?([\w-]+)", head[:2048], re.IGNORECASE)
+    if kind == "html" and declared:
+        try:
+            # A page that can be searched byte by byte for its declaration is not UTF-16, whatever it declares.
+            name = codecs.lookup(declared[1].decode()).name
+            return ("utf-8" if name.startswith(("utf-16", "utf-32")) else name), 0
+        except LookupError:
+            return "utf-8", 0
+    return "utf-8", 0
+
+
+def _text_of(file: InputFile) -> Iterator[tuple[str, float]]:
+    if file.kind == "pdf":
+        yield from _pdf_text(file)
+    elif file.kind == "html":
+        extractor = _HtmlText()
+        share = 0.0
+        for text, share in _decoded(file):
+            extractor.feed(text)
+            yield extractor.take(), share
+        extractor.close()
+        yield extractor.take(), share
+    else:
+        yield from _decoded(file)
+
+
+_SILENT = frozenset({"script", "style", "template", "noscript", "svg", "head"})
+_BLOCKS = frozenset(
+    [
+        "address",
+        "article",
+        "aside",
+        "blockquote",
+        "br",
+        "dd",
+        "div",
+        "dl",
+        "dt",
+        "figcaption",
+        "figure",
+        "footer",
+        "form",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "header",
+        "hr",
+        "li",
+        "main",
+        "nav",
+        "ol",
+        "p",
+        "pre",
+        "section",
+        "table",
+        "td",
+        "th",
+        "title",
+        "tr",
+        "ul",
+    ]
+)
+
+
+class _HtmlText(HTMLParser):
+    """Collects the visible text; blocks become lines, runs of white space one space (except in pre)."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self._parts: list[str] = []
+        self._last = "\n"
+        self._silent: list[str] = []
+        self._pre = 0
+
+    def take(self) -> str:
+        """What was collected since the last call."""
+        text = "".join(self._parts)
+        self._parts.clear()
+        return text
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "body":
+            self._silent.clear()  # a head that was never closed ends here
+        elif tag in _SILENT:
+            self._silent.append(tag)
+        if tag == "pre":
+            self._pre += 1
+        if tag in _BLOCKS:
+            self._new_line()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._silent:
+            del self._silent[self._silent.index(tag) :]
+        if tag == "pre":
+            self._pre = max(0, self._pre - 1)
+        if tag in _BLOCKS:
+            self._new_line()
+
+    def handle_data(self, data: str) -> None:
+        title = self._silent == ["head"] and self.lasttag == "title"
+        if self._silent and not title:
+            return
+        if not self._pre:
+            data = re.sub(r"\s+", " ", data)
+            if self._last.isspace():
+                data = data.lstrip(" ")
+        self._emit(data)
+
+    def _new_line(self) -> None:
+        if self._last != "\n":
+            self._emit("\n")
+
+    def _emit(self, text: str) -> None:
+        if text:
+            self._parts.append(text)
+            self._last = text[-1]
+
+
+def _pdf_text(file: InputFile) -> Iterator[tuple[str, float]]:
+    from pypdf import PdfReader
+    from pypdf.errors import DependencyError, PyPdfError
+
+    try:
+        reader = PdfReader(file.path)
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise ValueError(f"{file.name} is protected by a password: save it without one")
+        pages = len(reader.pages)
+    except (PyPdfError, DependencyError) as error:
+        raise ValueError(f"{file.name} is a damaged or protected PDF ({error}): save or fetch it again") from error
+    for number in range(pages):
+        try:
+            text = reader.pages[number].extract_text()
+        except Exception as error:  # the boundary to pypdf, which meets broken files with whatever they provoke
+            raise ValueError(f"{file.name}: the text of page {number + 1} cannot be read ({error!r})") from error
+        yield text + "\n\n", (number + 1) / pages

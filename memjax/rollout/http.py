@@ -1,0 +1,258 @@
+"""A client for any service that speaks OpenAI's chat completions: ours, vLLM, OpenAI, Azure."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+import numpy as np
+
+from memjax.rollout.client import ClientError, Part, Prompt
+from memjax.trajectory import Completion, FinishReason, SamplingParams
+
+DEFAULT_URL = "http://localhost:8000/v1"
+
+
+class IdDecoder(Protocol):
+    """What turns a prompt's id parts into the text that a service takes."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids."""
+        ...
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often a request is tried, and how long to wait in between (seconds)."""
+
+    attempts: int = 6
+    first_wait: float = 0.5
+    longest_wait: float = 30.0
+    longest_asked: float = 120.0  # the most that a Retry-After is honoured
+
+    def wait(self, failures: int, asked: float | None) -> float:
+        """Seconds before the next try: what the service asked for, else doubling, with jitter against herds."""
+        if asked is not None:
+            return min(max(asked, 0.0), self.longest_asked)
+        return min(self.first_wait * 2 ** (failures - 1), self.longest_wait) * random.uniform(0.5, 1.0)
+
+
+class HttpClient:
+    """Completes prompts over HTTP, as text: id parts are decoded, and completions carry no ids and no logprobs.
+
+    `url` ends where /chat/completions begins; an Azure address may carry its ?api-version=. The key goes out as both
+    `Authorization: Bearer` and `api-key`, and into no message.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        decoder: IdDecoder,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        window: int | None = None,
+        connect_timeout: float = 10.0,
+        read_timeout: float = 600.0,
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        """`url` and `api_key` default to the environment's URL and API_KEY; timeouts are seconds without any progress."""
+        self.model = model
+        self.window = window
+        self._decoder = decoder
+        self._key = api_key if api_key is not None else os.environ.get("API_KEY", "")
+        self._base = _checked_url(url or os.environ.get("URL") or DEFAULT_URL)
+        self._shown = str(self._base.copy_with(username=None, password=None, query=None)).rstrip("/")
+        self._retries = retries or RetryPolicy()
+        self._read_timeout = read_timeout
+        self._max_tokens_name = "max_tokens"
+        headers = {"Authorization": f"Bearer {self._key}", "api-key": self._key} if self._key else {}
+        self._http = httpx.AsyncClient(
+            headers=headers,
+            timeout=httpx.Timeout(read_timeout, connect=connect_timeout, pool=None),
+            limits=httpx.Limits(max_connections=None),  # whoever calls bounds the number of requests
+        )
+
+    async def complete(self, prompt: Prompt, params: SamplingParams) -> list[Completion]:
+        """Draw `params.n` completions. Raises ClientError when the service could not be reached or failed."""
+        started = time.perf_counter()
+        body = await self._request(self._payload(prompt, params))
+        return self._completions(body, params.n, time.perf_counter() - started)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    def _payload(self, prompt: Prompt, params: SamplingParams) -> dict[str, Any]:
+        messages = [
+            {"role": message.role, "content": "".join(self._text(part) for part in message.content)}
+            for message in prompt.messages
+        ]
+        payload: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+        }
+        if params.n > 1:
+            payload["n"] = params.n
+        if params.top_k:
+            payload["top_k"] = params.top_k  # not OpenAI's, but of vLLM and others; a service without it says so
+        if params.stop:
+            payload["stop"] = list(params.stop)
+        if params.seed is not None:
+            payload["seed"] = params.seed
+        return payload
+
+    def _text(self, part: Part) -> str:
+        return part if isinstance(part, str) else self._decoder.decode(part)
+
+    async def _request(self, payload: dict[str, Any]) -> Mapping[str, Any]:
+        """Send until it is answered: some failures pass, and are tried a bounded number of times."""
+        url = self._base.copy_with(path=self._base.path.rstrip("/") + "/chat/completions")
+        for failures in range(1, self._retries.attempts + 1):
+            asked = None
+            try:
+                response = await self._http.post(url, json=self._named(payload))
+            except httpx.ReadTimeout:
+                raise ClientError(
+                    f"{self._shown} accepted the request but sent nothing for {self._read_timeout:g} s: "
+                    f"see whether the service is overloaded"
+                ) from None
+            except httpx.TransportError as error:
+                trouble = (
+                    f"{self._shown} cannot be reached ({error or type(error).__name__}): is the service running there?"
+                )
+            else:
+                if response.status_code == 400 and self._wants_other_name(response):
+                    response = await self._http.post(url, json=self._named(payload))
+                if response.is_success:
+                    return self._json(response)
+                trouble = self._failure(response)
+                if response.status_code not in (408, 429) and response.status_code < 500:
+                    raise ClientError(trouble)
+                asked = _retry_after(response)
+            if failures < self._retries.attempts:
+                await asyncio.sleep(self._retries.wait(failures, asked))
+        raise ClientError(f"{trouble} (tried {self._retries.attempts} times)")
+
+    def _named(self, payload: dict[str, Any]) -> dict[str, Any]:
+        return {self._max_tokens_name if name == "max_tokens" else name: value for name, value in payload.items()}
+
+    def _wants_other_name(self, response: httpx.Response) -> bool:
+        """OpenAI's reasoning models refuse max_tokens and name what they take instead."""
+        if self._max_tokens_name == "max_completion_tokens" or "max_completion_tokens" not in response.text:
+            return False
+        self._max_tokens_name = "max_completion_tokens"
+        return True
+
+    def _failure(self, response: httpx.Response) -> str:
+        status = response.status_code
+        said = self._excerpt(response)
+        if status in (401, 403):
+            advice = "set API_KEY to a valid key" if self._key else "it wants a key: set API_KEY"
+            return f"{self._shown} refused access (HTTP {status}): {advice}{said}"
+        if status == 404:
+            return f"{self._shown} has no such model or address (HTTP 404): check --model {self.model} and --url{said}"
+        if status == 429:
+            return f"{self._shown} is limiting requests (HTTP 429){said}"
+        if status == 400:
+            return f"{self._shown} refused the request (HTTP 400){said}"
+        return f"{self._shown} failed (HTTP {status}){said}"
+
+    def _excerpt(self, response: httpx.Response) -> str:
+        """The service's own words, short and without the key."""
+        try:
+            body = response.json()
+            error = body.get("error", body) if isinstance(body, dict) else body
+            said = str(error.get("message", error) if isinstance(error, dict) else error)
+        except ValueError:
+            said = "an HTML page" if _is_html(response) else response.text
+        said = " ".join(said.split())
+        if self._key:
+            said = said.replace(self._key, "***")
+        return f"; it said: {said[:300]}" if said else ""
+
+    def _json(self, response: httpx.Response) -> Mapping[str, Any]:
+        if _is_html(response):
+            raise ClientError(
+                f"{self._shown} answered with an HTML page instead of JSON: the address of an OpenAI-compatible service "
+                f"usually ends in /v1"
+            )
+        try:
+            body = response.json()
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ClientError(
+                f"{self._shown} answered with incomplete or broken JSON ({len(response.content)} bytes, {error})"
+            ) from None
+        if not isinstance(body, dict):
+            raise ClientError(f"{self._shown} answered with JSON that is no chat completion")
+        return body
+
+    def _completions(self, body: Mapping[str, Any], n: int, seconds: float) -> list[Completion]:
+        choices = body.get("choices")
+        if not isinstance(choices, list) or len(choices) < n:
+            found = len(choices) if isinstance(choices, list) else "no"
+            raise ClientError(f"{self._shown} answered with {found} choices where {n} were asked for")
+        usage = body.get("usage") or {}
+        try:
+            ordered = sorted(choices[:n], key=lambda choice: choice.get("index", 0))
+            return [_completion(choice, usage, n, seconds) for choice in ordered]
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ClientError(f"{self._shown} answered with JSON that is no chat completion ({error!r})") from None
+
+
+_FINISH_REASONS: dict[str, FinishReason] = {"length": "length", "content_filter": "error"}
+
+
+def _completion(choice: Mapping[str, Any], usage: Mapping[str, Any], n: int, seconds: float) -> Completion:
+    finish = _FINISH_REASONS.get(choice.get("finish_reason") or "stop", "stop")
+    return Completion(
+        prompt_ids=np.zeros(0, np.int32),
+        token_ids=np.zeros(0, np.int32),
+        logprobs=np.zeros(0, np.float32),
+        text=choice["message"].get("content") or "",
+        finish_reason=finish,
+        prompt_tokens=usage.get("prompt_tokens") or 0,
+        completion_tokens=(usage.get("completion_tokens") or 0) // n,  # services report the sum over the choices
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        seconds=seconds,
+        error="the service's content filter stopped the reply" if finish == "error" else None,
+    )
+
+
+def _checked_url(text: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{text!r} is not a URL ({error}): give one like {DEFAULT_URL}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError(f"{text!r} is not an http URL: give one like {DEFAULT_URL}")
+    path = url.path.rstrip("/").removesuffix("/chat/completions")
+    return url.copy_with(path=path or "/")
+
+
+def _is_html(response: httpx.Response) -> bool:
+    return "text/html" in response.headers.get("content-type", "") or response.content.lstrip()[:1] == b"<"
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds, from either form of the header."""
+    value = response.headers.get("retry-after", "")
+    try:
+        return float(value)
+    except ValueError:
+        pass
+    try:
+        return email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+    except ValueError:
+        return None
