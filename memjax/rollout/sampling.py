@@ -24,9 +24,9 @@ def sample(
 ) -> tuple[Int[Array, B], Float[Array, B]]:
     """Draw a token per row; return the tokens and their log probabilities.
 
-    Ids from `vocabulary` on are padding rows of the embedding: never drawn, and not part of the normaliser. Temperature 0
-    is greedy. The log probability is log softmax(logits / temperature) before any cut (temperature 1 where greedy).
-    `top_k` 0 and `top_p` 1 mean no cut; entries that tie with the last one kept are kept.
+    Ids from `vocabulary` on are padding rows of the embedding: never drawn, and not part of the normaliser.
+    Temperature 0 is greedy. The log probability is log softmax(logits / temperature) before any cut, at temperature 1
+    where greedy. `top_k` 0 and `top_p` 1 mean no cut; entries that tie with the last one kept are kept.
     """
     real_V = jnp.arange(logits_BV.shape[1]) < vocabulary
     logits_BV = jnp.where(real_V[None], logits_BV.astype(jnp.float32), -jnp.inf)
@@ -40,14 +40,16 @@ def sample(
         lambda: jnp.where(keep_mask(scaled_BV, top_k_B, top_p_B), logprobs_BV, -jnp.inf),
         lambda: logprobs_BV,
     )
-    uniform_B = jax.vmap(lambda key_2: jax.random.uniform(jax.random.wrap_key_data(key_2)))(keys_B2)
+    uniform_B = jax.vmap(lambda key_2: jax.random.uniform(jax.random.wrap_key_data(key_2, impl="threefry2x32")))(
+        keys_B2
+    )
     drawn_B = jax.vmap(_draw)(jnp.exp(allowed_BV), uniform_B)
     tokens_B = jnp.where(greedy_B, jnp.argmax(logits_BV, axis=-1), drawn_B).astype(jnp.int32)
     return tokens_B, jnp.take_along_axis(logprobs_BV, tokens_B[:, None], axis=1)[:, 0]
 
 
 def keep_mask(logits_BV: Float[Array, "B V"], top_k_B: Int[Array, B], top_p_B: Float[Array, B]) -> Bool[Array, "B V"]:
-    """Mark what top-k leaves, and of that, renormalised, the smallest set of likeliest entries whose mass reaches top-p."""
+    """Mark what top-k leaves and, of that renormalised, the fewest likeliest entries whose mass reaches top-p."""
     in_k_BV = _top_k_mask(logits_BV, top_k_B)
     probs_BV = jax.nn.softmax(jnp.where(in_k_BV, logits_BV, -jnp.inf), axis=-1)
     return in_k_BV & _top_p_mask(probs_BV, top_p_B)
@@ -77,7 +79,7 @@ def _top_p_mask(probs_BV: jax.Array, top_p_B: jax.Array) -> jax.Array:
 
 
 def _largest_threshold(enough: Callable[[jax.Array], jax.Array], rows: int, lowest: int, highest: int) -> jax.Array:
-    """Find per row the largest integer at which `enough` (true at `lowest`, false at `highest`, monotone) still holds."""
+    """Find per row the largest integer where `enough` (true at `lowest`, false at `highest`, monotone) still holds."""
 
     def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low_B, high_B = bounds
