@@ -66,7 +66,7 @@ class Documents:
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """What people call it."""
         return f"{len(self.numbers)} documents of {self.corpus.path.name}"
 
     def pieces(self) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _write(file: BinaryIO, documents: Iterable[str]) -> int:
 
 def _unpacked(path: Path) -> BinaryIO:
     rows = (row for _, row in read_rows(path))
-    file: BinaryIO = tempfile.TemporaryFile()
+    file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  # the corpus closes it
     if ".jsonl" in path.suffixes:
         _write(file, (_text_of(row) for row in rows))
     else:

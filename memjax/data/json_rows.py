@@ -43,7 +43,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, Row]]:
 
 def _open(path: Path) -> TextIO:
     opener = gzip.open if path.suffix == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig")  # type: ignore[return-value]  # "rt" opens text
+    return opener(path, "rt", encoding="utf-8-sig")
 
 
 def _is_one_object(first_line: str, path: Path) -> bool:

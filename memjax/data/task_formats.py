@@ -108,7 +108,7 @@ def _split_input(text: str, answer_prefix: str) -> tuple[str, str]:
 
 
 def _ruler_metric(path: Path) -> str:
-    """RULER's metric by the task that the file's name, or its folder's, tells: any gold answer for qa, all for others."""
+    """RULER's metric by the task in the name of the file or its folder: any gold answer for qa, all for the others."""
     for name in (path.stem, path.parent.name):
         if found := _RULER_TASK.search(name.lower()):
             return "ruler_part" if found[1] == "qa" else "ruler_all"

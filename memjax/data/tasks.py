@@ -33,7 +33,7 @@ class TextFile:
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """What people call it."""
         return str(self.path)
 
     def pieces(self) -> Iterator[str]:
@@ -46,9 +46,9 @@ class TextFile:
 def read_tasks(path: str | Path, *, corpus: str | Path | None = None, metric: str | None = None) -> Iterator[Task]:
     """Yield the tasks of a file, one at a time, whatever its format is.
 
-    `corpus` is what the numbers in MemAgent's longest files refer to (hotpotqa_dev.json). `metric` replaces the one that
-    the format implies. ValueError, naming file and line, for what is malformed, an id that was there before, and a task
-    without an answer.
+    `corpus` is what the numbers in MemAgent's longest files refer to (hotpotqa_dev.json). `metric` replaces the one
+    that the format implies. ValueError, naming file and line, for what is malformed, an id that was there before, and a
+    task without an answer.
     """
     path = Path(path)
     open_corpus = cache(Corpus)
@@ -63,7 +63,9 @@ def read_tasks(path: str | Path, *, corpus: str | Path | None = None, metric: st
                 yield task if metric is None else dataclasses.replace(task, metric=metric)
         except KeyError as error:
             raise ValueError(f"{place}: the field {error} is missing") from error
-        except (ValueError, TypeError, AttributeError) as error:
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"{place}: not laid out as its format wants: {error}") from error
+        except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
 
 
@@ -115,9 +117,7 @@ def _source(reference: Mapping[str, Any], folder: Path, open_corpus: Callable[[P
         return TextFile(folder / reference["file"])
     if reference.keys() == {"corpus", "documents"}:
         return Documents(open_corpus(folder / reference["corpus"]), tuple(reference["documents"]))
-    raise ValueError(
-        f'a context is a text, {{"file"}} or {{"corpus", "documents"}}, not an object of {list(reference)}'
-    )
+    raise ValueError(f'a context is a text, {{"file"}} or {{"corpus", "documents"}}, not {dict(reference)}')
 
 
 def _context_field(context: str | TextSource, folder: Path) -> str | dict[str, Any]:
@@ -135,8 +135,10 @@ def _check(task: Task, places: Mapping[str, str]) -> None:
         value = getattr(task, name)
         if not isinstance(value, str) or not value.strip():
             raise ValueError(f"the {name} must be a text, got {value!r}")
-    if not isinstance(task.context, str | TextSource):
-        raise ValueError(f"the context must be a text, got {type(task.context).__name__}")
+    for name, kind in (("context", str | TextSource), ("metric", str), ("group", str | None), ("extra", Mapping)):
+        value = getattr(task, name)
+        if not isinstance(value, kind):
+            raise ValueError(f"the {name} must not be of type {type(value).__name__}")
     if not task.answers:
         raise ValueError(f"task {task.id!r} has no answers")
     for answer in task.answers:
@@ -150,9 +152,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError as error:
-        raise ValueError(
-            f"{path}: reading parquet needs pyarrow; install it with: pip install 'memjax[parquet]'"
-        ) from error
+        raise ValueError(f"{path}: parquet needs pyarrow; install it with: pip install 'memjax[parquet]'") from error
     try:
         with parquet.ParquetFile(path) as file:
             number = 0
