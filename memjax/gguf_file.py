@@ -10,6 +10,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ class TensorInfo:
     shape: tuple[int, ...]
     ggml_type: int
     offset: int  # bytes from the start of the file
+
+    @property
+    def rows(self) -> int:
+        """How many rows; quantised blocks never cross one."""
+        return prod(self.shape[:-1])
 
 
 @dataclass(frozen=True)
