@@ -319,7 +319,7 @@ def _is_inside_character(tail: bytes) -> bool:
 
 
 def _never_composes(char: str) -> bool:
-    """Whether NFC leaves `char` apart from what stands before it: it is no mark and no vowel or final of a Hangul block."""
+    """Whether NFC leaves `char` apart from what stands before it: no mark, no vowel or final of a Hangul block."""
     is_jamo = "\u1160" <= char <= "\u11ff"
     if char in "\t\n\r":
         return True

@@ -82,10 +82,8 @@ def _refuse_other_files(file: GGUFFile) -> None:
     architecture = file.metadata.get("general.architecture")
     if architecture != "qwen2":
         raise ValueError(f"{file.path} holds a model of architecture {architecture!r}; memjax runs 'qwen2' only")
-    if file.metadata.get("split.count", 1) > 1:
-        raise ValueError(
-            f"{file.path} is one of {file.metadata['split.count']} parts; join them with llama-gguf-split --merge"
-        )
+    if (parts := file.metadata.get("split.count", 1)) > 1:
+        raise ValueError(f"{file.path} is one of {parts} parts; join them with llama-gguf-split --merge")
 
 
 def _check_length(path: Path, size: int, tensors: Any) -> None:
@@ -106,9 +104,7 @@ def _row_bytes(info: TensorInfo) -> int:
     try:
         elements, block_bytes = GGML_QUANT_SIZES[_quantization(info)]
     except (ValueError, KeyError) as error:
-        raise ValueError(
-            f"tensor {info.name} has the unknown type {info.ggml_type}; use another quantisation"
-        ) from error
+        raise ValueError(f"tensor {info.name} has the unknown type {info.ggml_type}; use another file") from error
     return info.shape[-1] // elements * block_bytes
 
 

@@ -62,7 +62,7 @@ def load_params(directory: Path, config: Qwen2Config, options: ModelOptions) -> 
 
 @dataclass(frozen=True)
 class _Entry:
-    data: np.memmap
+    data: np.ndarray  # mapped bytes
     dtype: np.dtype
     shape: tuple[int, ...]
 

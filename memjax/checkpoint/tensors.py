@@ -81,9 +81,12 @@ def listing(names: Sequence[str]) -> str:
 def expected_shapes(config: Qwen2Config) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of a model, by Hugging Face's name, in the order of the layers."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params(config, ModelOptions())):
-        shapes[leaf_tensors(path, leaf).names[0]] = leaf.shape
-    return dict(sorted(shapes.items(), key=lambda item: [int(s) if s.isdigit() else -1 for s in item[0].split(".")]))
+    abstract = abstract_params(config, ModelOptions(scan_layers=True))  # one layer is traced, not all
+    for path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
+        tensors = leaf_tensors(path, leaf)
+        shapes |= dict.fromkeys(tensors.names, leaf.shape[1:] if tensors.stacked else leaf.shape)
+    by_layer = sorted(shapes, key=lambda name: [int(word) if word.isdigit() else -1 for word in name.split(".")])
+    return {name: shapes[name] for name in by_layer}
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,9 @@ def whole(shape: Sequence[int]) -> Index:
 
 
 def _place(source: TensorSource, tensors: LeafTensors, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    def part(index: Index) -> np.ndarray:
-        bounds = tuple(slice(*s.indices(length)[:2]) for s, length in zip(index, leaf.shape, strict=True))
+    def part(index: Index | None) -> np.ndarray:
+        slices = zip(index or whole(leaf.shape), leaf.shape, strict=True)
+        bounds = tuple(slice(*s.indices(length)[:2]) for s, length in slices)
         # Filled by copying: what is placed must not alias a mapped file, which may change or go.
         out = np.empty([s.stop - s.start for s in bounds], leaf.dtype)
         if not tensors.stacked:
