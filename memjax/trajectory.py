@@ -105,6 +105,7 @@ class Conversation:
     loss_mask: np.ndarray  # bool [T], True where the model sampled the token
     logprobs: np.ndarray  # float32 [T], 0 where loss_mask is False
     kind: ConversationKind
+    truncated: bool = False  # the last reply was cut at its token limit
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs):
@@ -122,6 +123,7 @@ class Conversation:
             loss_mask=np.concatenate([np.zeros(len(prompt), bool), np.ones(len(sampled), bool)]),
             logprobs=np.concatenate([np.zeros(len(prompt), np.float32), completion.logprobs]).astype(np.float32),
             kind=kind,
+            truncated=completion.finish_reason == "length",
         )
 
 

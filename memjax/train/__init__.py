@@ -1,0 +1,1 @@
+"""The learner: advantages, packing, losses and the sharded update."""

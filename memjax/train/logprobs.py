@@ -1,0 +1,132 @@
+"""Log-probabilities and entropies of sampled tokens from hidden states, a few positions at a time.
+
+B rows, T time, C positions of one chunk, D model, V vocabulary. Logits exist for one chunk only, in the forward and in
+the backward pass, and only where a token was sampled: prompts, most of what a memory agent reads, are never projected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from memjax.models.layers import matmul
+
+# Finite, so that its product with a probability of 0 is 0.
+_NEVER = -1e30
+
+
+@dataclass(frozen=True)
+class LogprobOptions:
+    """The distribution that tokens were drawn from, and how much of it to hold at a time.
+
+    Ids from `vocab_size` on (rows of the projection that the tokenizer has no token for) are never drawn. `temperature`
+    is the one that the rollout sampled with. `chunk` positions of every row are projected at once.
+    """
+
+    vocab_size: int
+    temperature: float = 1.0
+    chunk: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0 to learn from samples, got {self.temperature}")
+        if self.vocab_size < 1 or self.chunk < 1:
+            raise ValueError(f"vocab_size and chunk must be positive, got {self.vocab_size} and {self.chunk}")
+
+
+def token_logprobs(
+    hidden_BTD: Float[Array, "B T D"],
+    head_VD: Float[Array, "V D"],
+    tokens_BT: Int[Array, "B T"],
+    mask_BT: Bool[Array, "B T"],
+    options: LogprobOptions,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Log-probability of each masked token given the hidden state before it, and the entropy it was drawn from; else 0.
+
+    Both stand at the token's own place, in nats, float32. The mask of a row's first token, which has nothing before it,
+    is ignored.
+    """
+    rows, length = tokens_BT.shape
+    wanted_BT = jnp.roll(mask_BT, -1, axis=1).at[:, -1].set(False)
+    # Sampled positions first, so that the chunks behind the fullest row need no projection.
+    order_BT = jnp.argsort(~wanted_BT, axis=1, stable=True)
+    chunk = min(options.chunk, length)
+    pad = -length % chunk
+    hidden_BTD = jnp.pad(jnp.take_along_axis(hidden_BTD, order_BT[:, :, None], axis=1), ((0, 0), (0, pad), (0, 0)))
+    targets_BT = jnp.pad(jnp.take_along_axis(jnp.roll(tokens_BT, -1, axis=1), order_BT, axis=1), ((0, 0), (0, pad)))
+    chunks = -(-wanted_BT.sum(axis=1).max() // chunk)
+
+    with jax.named_scope("logprobs"):
+        ordered = _in_chunks(options, chunk, hidden_BTD, head_VD, targets_BT, chunks)
+
+    def restore(ordered_BT: Array) -> Array:
+        row_B1 = jnp.arange(rows)[:, None]
+        values_BT = jnp.zeros((rows, length), jnp.float32).at[row_B1, order_BT].set(ordered_BT[:, :length])
+        return jnp.where(mask_BT, jnp.roll(values_BT, 1, axis=1), 0.0).at[:, 0].set(0.0)
+
+    return restore(ordered[0]), restore(ordered[1])
+
+
+def _chunk_logprobs(
+    options: LogprobOptions, hidden_BCD: Array, head_VD: Array, targets_BC: Array
+) -> tuple[Array, Array]:
+    logits_BCV = matmul(hidden_BCD, head_VD) / options.temperature
+    id_BCV = jax.lax.broadcasted_iota(jnp.int32, logits_BCV.shape, 2)
+    logits_BCV = jnp.where(id_BCV < options.vocab_size, logits_BCV, _NEVER)
+    total_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
+    # A masked sum, not a gather: it stays local where the vocabulary is split over devices.
+    chosen_BC = jnp.sum(jnp.where(id_BCV == targets_BC[:, :, None], logits_BCV, 0.0), axis=-1)
+    mean_BC = jnp.sum(jnp.exp(logits_BCV - total_BC[:, :, None]) * logits_BCV, axis=-1)
+    return chosen_BC - total_BC, total_BC - mean_BC
+
+
+# By hand, because a loop with a trip count known only at run time has no derivative of its own.
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _in_chunks(
+    options: LogprobOptions, chunk: int, hidden_BTD: Array, head_VD: Array, targets_BT: Array, chunks: Array
+) -> tuple[Array, Array]:
+    def step(i: Array, done: tuple[Array, Array]) -> tuple[Array, Array]:
+        hidden_BCD, targets_BC = (_slice(x, i, chunk) for x in (hidden_BTD, targets_BT))
+        found = _chunk_logprobs(options, hidden_BCD, head_VD, targets_BC)
+        return _put(done[0], found[0], i, chunk), _put(done[1], found[1], i, chunk)
+
+    zeros_BT = jnp.zeros(targets_BT.shape, jnp.float32)
+    return jax.lax.fori_loop(0, chunks, step, (zeros_BT, zeros_BT))
+
+
+def _in_chunks_forward(
+    options: LogprobOptions, chunk: int, hidden_BTD: Array, head_VD: Array, targets_BT: Array, chunks: Array
+) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    found = _in_chunks(options, chunk, hidden_BTD, head_VD, targets_BT, chunks)
+    return found, (hidden_BTD, head_VD, targets_BT, chunks)
+
+
+def _in_chunks_backward(
+    options: LogprobOptions, chunk: int, saved: tuple[Array, ...], upstream: tuple[Array, Array]
+) -> tuple[Array, Array, None, None]:
+    hidden_BTD, head_VD, targets_BT, chunks = saved
+
+    def step(i: Array, grads: tuple[Array, Array]) -> tuple[Array, Array]:
+        hidden_BCD, targets_BC, *upstream_BC = (_slice(x, i, chunk) for x in (hidden_BTD, targets_BT, *upstream))
+        _, pull = jax.vjp(lambda h, w: _chunk_logprobs(options, h, w, targets_BC), hidden_BCD, head_VD)
+        hidden_grad_BCD, head_grad_VD = pull(tuple(upstream_BC))
+        return _put(grads[0], hidden_grad_BCD, i, chunk), grads[1] + head_grad_VD
+
+    zeros = jnp.zeros_like(hidden_BTD), jnp.zeros_like(head_VD)
+    hidden_grad_BTD, head_grad_VD = jax.lax.fori_loop(0, chunks, step, zeros)
+    return hidden_grad_BTD, head_grad_VD, None, None
+
+
+_in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward)
+
+
+def _slice(x: Array, i: Array, chunk: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(x, i * chunk, chunk, axis=1)
+
+
+def _put(x: Array, part: Array, i: Array, chunk: int) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, part, i * chunk, axis=1)
