@@ -28,6 +28,7 @@ from memjax.rollout import jetstream
 from memjax.rollout.sampling import sample
 from memjax.rollout.weights import WeightStore
 from memjax.sharding import ROLLOUT, Layout
+from memjax.trajectory import SamplingParams
 
 if TYPE_CHECKING:
     from memjax.tokenizer import Tokenizer
@@ -71,24 +72,11 @@ class EngineConfig:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The cache lengths that programs exist for: doubling from 4 smallest buckets, then with half steps, to the top."""
+        """The cache lengths that programs exist for: doubling from 4 smallest buckets, then by half steps too."""
         first = 4 * self.prefill_buckets[0]
         powers = [first << shift for shift in range(self.max_length.bit_length())]
         halfway = [power * 3 // 2 for power in powers if power >= 4 * first]
         return (*sorted(rung for rung in powers + halfway if rung < self.max_length), self.max_length)
-
-
-@dataclass(frozen=True)
-class SlotSampling:
-    """How one slot draws, and when it ends: `sample` picks a stream of the seed, `eos` None is the model's ids."""
-
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    sample: int = 0
-    eos: tuple[int, ...] | None = None
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["cache"], meta_fields=["length", "last_token", "version"])
@@ -224,17 +212,27 @@ class Engine(jetstream.Engine):
         yield Prefix(cache, total, int(tokens[-1]), weights.version)
 
     def insert(
-        self, prefix: Prefix, decode_state: DecodeState, slot: int, *, sampling: SlotSampling | None = None
+        self,
+        prefix: Prefix,
+        decode_state: DecodeState,
+        slot: int,
+        *,
+        sampling: SamplingParams | None = None,
+        sample: int = 0,
+        eos: Sequence[int] | None = None,
     ) -> DecodeState:
-        """Start decoding `prefix`, which stays as it is, in `slot`; by default greedily, as far as the slot reaches."""
+        """Start decoding `prefix`, which stays as it is, in `slot`; by default greedily, as far as the slot reaches.
+
+        `sample` picks a stream of the sampling's seed (None counts as 0); `eos` stands in for the model's end ids.
+        """
         room = self.config.max_length - prefix.length
-        sampling = sampling or SlotSampling(max_tokens=room)
-        if not 1 <= sampling.max_tokens <= room:
+        if room < (sampling.max_tokens if sampling else 1):
             raise ValueError(
-                f"{prefix.length} prompt tokens leave room for {room} of max_length {self.config.max_length}, "
-                f"max_tokens is {sampling.max_tokens}"
+                f"{prefix.length} prompt tokens leave {room} of max_length {self.config.max_length}, "
+                f"{sampling.max_tokens if sampling else 1} are asked for"
             )
-        row = self._row(prefix, sampling)
+        sampling = sampling or SamplingParams(max_tokens=room, temperature=0.0)
+        row = self._row(prefix, sampling, sample, self.eos_ids if eos is None else eos)
         device = self._program("insert", prefix.capacity)(decode_state.device, prefix.cache, np.int32(slot), row)
         positions, ends = decode_state.positions.copy(), decode_state.ends.copy()
         positions[slot], ends[slot] = prefix.length - 1, prefix.length - 1 + sampling.max_tokens
@@ -282,6 +280,11 @@ class Engine(jetstream.Engine):
     def max_prefill_length(self) -> int:
         """The longest prompt that JetStream's driver may send; called directly, the engine takes up to max_length."""
         return max(length for length in jetstream.PREFILL_LENGTHS if length <= self.config.max_length)
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a slot, prompt and completion together."""
+        return self.config.max_length
 
     @property
     def mesh(self) -> Mesh:
@@ -396,8 +399,8 @@ class Engine(jetstream.Engine):
     def _argument(self, shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._whole)
 
-    def _row(self, prefix: Prefix, sampling: SlotSampling) -> dict[str, Any]:
-        eos = self.eos_ids if sampling.eos is None else sampling.eos
+    def _row(self, prefix: Prefix, sampling: SamplingParams, sample: int, eos: Sequence[int]) -> dict[str, Any]:
+        seed = sampling.seed or 0
         width = max(1, len(self.eos_ids))
         if len(eos) > width:
             raise ValueError(f"a slot has room for {width} end-of-sequence ids, got {len(eos)}")
@@ -406,13 +409,13 @@ class Engine(jetstream.Engine):
             "position": np.int32(prefix.length - 1),
             "taken": np.int32(0),
             "live": np.bool_(True),
-            "key": np.asarray([sampling.seed >> 32 & 0xFFFFFFFF, sampling.seed & 0xFFFFFFFF], np.uint32),
+            "key": np.asarray([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32),
             "temperature": np.float32(sampling.temperature),
             "top_p": np.float32(sampling.top_p),
             "top_k": np.int32(sampling.top_k),
             "max_tokens": np.int32(sampling.max_tokens),
             "eos": np.asarray([*eos, *[-1] * (width - len(eos))], np.int32),
-            "sample": np.uint32(sampling.sample),
+            "sample": np.uint32(sample),
         }
 
 

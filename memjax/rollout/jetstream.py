@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import importlib.util
 import logging
 import sys
@@ -46,7 +45,7 @@ except ModuleNotFoundError as missing:
         raise
     INSTALLED = False
 
-    class Engine(abc.ABC):  # type: ignore[no-redef]
+    class Engine:  # type: ignore[no-redef]
         """A base without calls: memjax's engine has them all."""
 
     @dataclass(frozen=True)

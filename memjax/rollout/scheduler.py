@@ -1,0 +1,455 @@
+"""Continuous batching: one worker thread that keeps an engine's slots filled from a queue of requests.
+
+Policy. Requests are prefilled in order of arrival, and only when a slot is free for them. Between two decode steps
+about `prefill_budget` tokens are prefilled: a running reply waits for a bounded time however many prompts queue up, and
+a waiting prompt gets its share after every step. The samples of a request share one prefill and start as slots fall
+free. No jax.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from memjax.rollout.client import ClientError
+from memjax.rollout.reply import Reply
+from memjax.trajectory import Completion, FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from memjax.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_MAX_FAILURES = 3  # decode steps in a row that may fail before the engine counts as dead
+
+
+class SlotEngine(Protocol):
+    """What the scheduler asks of memjax.rollout.engine.Engine, which says what the calls do."""
+
+    vocabulary: int
+    eos_ids: tuple[int, ...]
+
+    @property
+    def max_concurrent_decodes(self) -> int: ...  # noqa: D102
+    @property
+    def max_length(self) -> int: ...  # noqa: D102
+    def load_params(self) -> Any: ...  # noqa: D102
+    def init_decode_state(self) -> Any: ...  # noqa: D102
+    def prefill_pieces(self, *, params: Any, existing_prefix: Any, tokens: np.ndarray) -> Iterator[Any]: ...  # noqa: D102
+    def insert(self, prefix: Any, decode_state: Any, slot: int, *, sampling: SamplingParams, sample: int) -> Any: ...  # noqa: D102
+    def generate(self, params: Any, decode_state: Any) -> tuple[Any, Any]: ...  # noqa: D102
+    def release(self, decode_state: Any, slot: int) -> Any: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """A sampled token; `text` is what may be shown since the last event: never the beginning of a stop string."""
+
+    sample: int
+    token_id: int
+    logprob: float
+    text: str
+    finish_reason: FinishReason | None
+
+
+OnToken = Callable[[TokenEvent], None]
+
+
+@dataclass
+class Counters:
+    """What a scheduler has done. A slot-step is one slot's part of a decode step, useful when a request held it."""
+
+    requests: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    prefilled_tokens: int = 0
+    cached_tokens: int = 0
+    decode_steps: int = 0
+    slot_steps: int = 0
+    useful_slot_steps: int = 0
+
+
+class PrefixStore:
+    """The prefixes used last, `capacity` cache entries in all, under their weights' version and their token ids."""
+
+    def __init__(self, capacity: int):
+        self._capacity = capacity
+        self._prefixes: OrderedDict[tuple[int, bytes], Any] = OrderedDict()
+
+    def get(self, version: int, ids: np.ndarray) -> Any:
+        """The prefix of exactly these ids, or None."""
+        key = version, ids.tobytes()
+        if key in self._prefixes:
+            self._prefixes.move_to_end(key)
+        return self._prefixes.get(key)
+
+    def put(self, ids: np.ndarray, prefix: Any) -> None:
+        """Keep a prefix, and drop those longest unused that there is no room for."""
+        if prefix.capacity > self._capacity:
+            return
+        self._prefixes[prefix.version, ids.tobytes()] = prefix
+        while sum(kept.capacity for kept in self._prefixes.values()) > self._capacity:
+            self._prefixes.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._prefixes.clear()
+
+
+@dataclass(eq=False)
+class _Request:
+    ids: np.ndarray
+    params: SamplingParams
+    shared: int
+    on_token: OnToken | None
+    future: Future[list[Completion]] = field(default_factory=Future)
+    submitted: float = field(default_factory=time.monotonic)
+    cached: int = 0
+    prefix: Any = None
+    started: int = 0  # samples that have been given a slot
+    completions: dict[int, Completion] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Running:
+    """A sample of a request, in a slot."""
+
+    request: _Request
+    sample: int
+    reply: Reply
+    version: int = 0
+
+
+class Scheduler:
+    """Owns an engine from construction to `close`; `submit`, `swap_weights` and `close` may be called from any thread.
+
+    `prefix_capacity` bounds, in cache entries, the prefixes kept for later requests (by default two full slots).
+    `prefill_budget` is the policy's, in tokens.
+    """
+
+    def __init__(
+        self,
+        engine: SlotEngine,
+        tokenizer: Tokenizer,
+        *,
+        prefix_capacity: int | None = None,
+        prefill_budget: int = 1024,
+    ):
+        self.counters = Counters()
+        self._engine, self._tokenizer, self._prefill_budget = engine, tokenizer, prefill_budget
+        self._weights = engine.load_params()
+        self._prefixes = PrefixStore(2 * engine.max_length if prefix_capacity is None else prefix_capacity)
+        self._state = engine.init_decode_state()
+        self._free = list(range(engine.max_concurrent_decodes))
+        self._waiting: deque[_Request] = deque()
+        self._filling: tuple[_Request, Iterator[int]] | None = None
+        self._filled: deque[_Request] = deque()  # prefilled, with samples that wait for a slot
+        self._running: dict[int, _Running] = {}
+        self._failures = 0
+
+        self._wake = threading.Condition()  # guards the four fields below, through which other threads speak
+        self._inbox: list[_Request] = []
+        self._swaps: list[tuple[Any, int | None, Future[int]]] = []
+        self._closing = False
+        self._dead: str | None = None
+        self._thread = threading.Thread(target=self._work, name="memjax-scheduler", daemon=True)
+        self._thread.start()
+
+    # -- called from any thread
+
+    def submit(
+        self, ids: Sequence[int], params: SamplingParams, *, shared: int = 0, on_token: OnToken | None = None
+    ) -> Future[list[Completion]]:
+        """Queue a prompt; the future gives `params.n` completions, and cancelling it frees its slots within a step.
+
+        The prefill of the first `shared` ids (0: of the whole prompt) is kept for requests that begin with them.
+        `on_token` is called from the worker thread. Raises ValueError for a prompt that cannot fit; the future raises
+        ClientError when the engine fails.
+        """
+        self._check(ids, params, shared)
+        params = replace(params, seed=secrets.randbits(32) if params.seed is None else params.seed)
+        request = _Request(np.asarray(ids, np.int32), params, shared or len(ids), on_token)
+        with self._wake:
+            self._refuse_if_over()
+            self._inbox.append(request)
+            self._wake.notify()
+        return request.future
+
+    def swap_weights(self, params: Any, version: int | None = None) -> Future[int]:
+        """Run other weights from the next step on; the future gives their version.
+
+        Running replies go on with the cache that they have, and keep the version of their first token. Prompts that are
+        not yet decoding are prefilled again.
+        """
+        done: Future[int] = Future()
+        with self._wake:
+            self._refuse_if_over()
+            self._swaps.append((params, version, done))
+            self._wake.notify()
+        return done
+
+    def close(self, *, drain: bool = False) -> None:
+        """Stop, after what was submitted is done (`drain`) or at once, failing it with ClientError."""
+        with self._wake:
+            self._closing = True
+            if not drain:
+                self._dead = self._dead or "the scheduler was closed"
+            self._wake.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _check(self, ids: Sequence[int], params: SamplingParams, shared: int) -> None:
+        if not len(ids):
+            raise ValueError("the prompt is empty; it needs at least one token")
+        if len(ids) + params.max_tokens > self._engine.max_length:
+            raise ValueError(
+                f"a prompt of {len(ids)} tokens and max_tokens {params.max_tokens} need "
+                f"{len(ids) + params.max_tokens} places, the window has {self._engine.max_length}: "
+                "shorten the prompt or lower max_tokens"
+            )
+        if not 0 <= shared <= len(ids):
+            raise ValueError(f"shared must be between 0 and the prompt's {len(ids)} tokens, got {shared}")
+        if min(ids) < 0 or max(ids) >= self._engine.vocabulary:
+            raise ValueError(f"token ids must be in 0..{self._engine.vocabulary - 1}, got {min(ids)}..{max(ids)}")
+
+    def _refuse_if_over(self) -> None:
+        if self._closing or self._dead:
+            raise ClientError(self._dead or "the scheduler was closed")
+
+    # -- the worker thread
+
+    def _work(self) -> None:
+        try:
+            while self._receive():
+                self._step()
+        except Exception as error:  # the boundary of the thread: nobody may wait for it in vain
+            log.exception("the rollout engine is dead")
+            self._dead = f"the rollout engine failed ({type(error).__name__}: {error}); start it again"
+        finally:
+            self._give_up()
+
+    def _receive(self) -> bool:
+        """Wait until there is something to do and take it in; False when the thread is to end."""
+        with self._wake:
+            while not (self._inbox or self._swaps or self._busy() or self._closing):
+                self._wake.wait()
+            if self._dead or (self._closing and not self._inbox and not self._swaps and not self._busy()):
+                return False
+            arrived, swaps = self._inbox, self._swaps
+            self._inbox, self._swaps = [], []
+        self.counters.requests += len(arrived)
+        self._waiting.extend(arrived)
+        for params, version, done in swaps:
+            self._swap(params, version, done)
+        return True
+
+    def _busy(self) -> bool:
+        return bool(self._waiting or self._filling or self._filled or self._running)
+
+    def _step(self) -> None:
+        self._drop_cancelled()
+        self._prefill()
+        self._start_samples()
+        if self._running:
+            self._decode()
+
+    def _prefill(self) -> None:
+        budget = self._prefill_budget
+        while budget > 0:
+            if self._filling is None:
+                promised = sum(request.params.n - request.started for request in self._filled)
+                if not self._waiting or promised >= len(self._free):
+                    return
+                request = self._waiting.popleft()
+                self._filling = request, self._fill(request)
+            request, pieces = self._filling
+            try:
+                taken = next(pieces, None)
+            except Exception as error:  # the boundary of a request: its error is its own
+                self._fail(request, _engine_error(error))
+                continue
+            if taken is None:
+                self._filling = None
+                self._filled.append(request)
+            else:
+                budget -= taken
+                self.counters.prefilled_tokens += taken
+            if request.future.cancelled():
+                self._drop_cancelled()
+
+    def _fill(self, request: _Request) -> Iterator[int]:
+        """Prefill a request from what is kept, yielding the tokens of each piece."""
+        common = request.ids[: request.shared]
+        prefix = self._prefixes.get(self._weights.current.version, common)
+        request.cached = prefix.length if prefix else 0
+        if prefix is None:
+            prefix = yield from self._extend(None, common)
+            self._prefixes.put(common, prefix)
+        if request.shared < len(request.ids):
+            prefix = yield from self._extend(prefix, request.ids[request.shared :])
+        self.counters.cached_tokens += request.cached
+        request.prefix = prefix
+
+    def _extend(self, prefix: Any, ids: np.ndarray) -> Any:
+        for made in self._engine.prefill_pieces(params=self._weights, existing_prefix=prefix, tokens=ids):
+            if not isinstance(made, int):
+                return made
+            yield made
+
+    def _start_samples(self) -> None:
+        while self._filled and self._free:
+            request = self._filled[0]
+            slot, sample = self._free.pop(), request.started
+            try:
+                self._state = self._engine.insert(
+                    request.prefix, self._state, slot, sampling=request.params, sample=sample
+                )
+            except Exception as error:  # the boundary of the device: the state may be lost with it
+                self._free.append(slot)
+                self._fail(request, _engine_error(error))
+                self._restart(error)
+                return
+            reply = Reply(self._tokenizer, self._engine.eos_ids, request.params.stop, request.params.max_tokens)
+            self._running[slot] = _Running(request, sample, reply)
+            request.started += 1
+            if request.started == request.params.n:
+                self._filled.popleft()
+                request.prefix = None
+
+    def _decode(self) -> None:
+        version = self._weights.current.version
+        try:
+            self._state, drawn = self._engine.generate(self._weights, self._state)
+            drawn = drawn.convert_to_numpy()
+        except Exception as error:  # the boundary of the device, as above
+            self._failures += 1
+            if self._failures == _MAX_FAILURES:
+                raise
+            self._restart(error)
+            return
+        self._failures = 0
+        self.counters.decode_steps += 1
+        self.counters.slot_steps += self._engine.max_concurrent_decodes
+        self.counters.useful_slot_steps += len(self._running)
+        tokens, logprobs = drawn.tokens, drawn.logprobs
+        for slot, running in list(self._running.items()):
+            if slot not in self._running:  # an earlier sample failed its request
+                continue
+            assert drawn.valid[slot], f"slot {slot} ended on the device before the host"
+            if not running.reply.token_ids:
+                running.version = version
+            self._take(slot, running, int(tokens[slot]), float(logprobs[slot]))
+
+    def _take(self, slot: int, running: _Running, token_id: int, logprob: float) -> None:
+        reply, request = running.reply, running.request
+        reply.push(token_id, logprob)
+        if request.on_token:
+            event = TokenEvent(running.sample, token_id, logprob, reply.take_text(), reply.finish_reason)
+            try:
+                request.on_token(event)
+            except Exception as error:  # the boundary of the caller's code
+                self._fail(request, error)
+                return
+        if reply.finish_reason:
+            self._release(slot)
+            request.completions[running.sample] = _completion(running, reply.finish_reason)
+            if len(request.completions) == request.params.n and request.future.set_running_or_notify_cancel():
+                request.future.set_result([request.completions[i] for i in range(request.params.n)])
+
+    def _swap(self, params: Any, version: int | None, done: Future[int]) -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            version = self._weights.swap(params, version)
+        except ValueError as error:
+            done.set_exception(error)
+            return
+        self._prefixes.clear()
+        if self._filling:
+            self._waiting.appendleft(self._filling[0])
+            self._filling = None
+        self._waiting.extendleft(reversed(self._filled))
+        self._filled.clear()
+        done.set_result(version)
+
+    def _drop_cancelled(self) -> None:
+        held = [*self._waiting, *self._filled, *(running.request for running in self._running.values())]
+        held += [self._filling[0]] if self._filling else []
+        for request in {request for request in held if request.future.cancelled()}:
+            self.counters.cancelled += 1
+            request.future.set_running_or_notify_cancel()
+            self._forget(request)
+
+    def _forget(self, request: _Request) -> None:
+        """Take a request out of every queue and slot."""
+        for queue in (self._waiting, self._filled):
+            if request in queue:
+                queue.remove(request)
+        if self._filling and self._filling[0] is request:
+            self._filling = None
+        for slot in [slot for slot, running in self._running.items() if running.request is request]:
+            self._release(slot)
+
+    def _release(self, slot: int) -> None:
+        del self._running[slot]
+        self._free.append(slot)
+        self._state = self._engine.release(self._state, slot)
+
+    def _fail(self, request: _Request, error: Exception) -> None:
+        self.counters.failed += 1
+        self._forget(request)
+        if not request.future.cancelled() and request.future.set_running_or_notify_cancel():
+            request.future.set_exception(error)
+
+    def _restart(self, error: Exception) -> None:
+        """Fail what was running, whose state was donated to the call that failed, and go on with an empty state."""
+        log.error("a step of the rollout engine failed: %s", error)
+        for request in {running.request for running in self._running.values()}:
+            self._fail(request, _engine_error(error))
+        self._state = self._engine.init_decode_state()
+
+    def _give_up(self) -> None:
+        """Fail whatever is left."""
+        with self._wake:
+            self._closing = True
+            left, swaps = self._inbox, self._swaps
+            reason = self._dead or "the scheduler was closed"
+        left = [*left, *self._waiting, *self._filled, *(running.request for running in self._running.values())]
+        left += [self._filling[0]] if self._filling else []
+        for future in [request.future for request in dict.fromkeys(left)] + [done for *_, done in swaps]:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(ClientError(reason))
+        self._running.clear()
+        self._state = self._filling = None
+        self._prefixes.clear()
+
+
+def _engine_error(error: Exception) -> Exception:
+    if isinstance(error, ValueError):
+        return error
+    return ClientError(f"the rollout engine failed on this request ({type(error).__name__}: {error})")
+
+
+def _completion(running: _Running, reason: FinishReason) -> Completion:
+    request, reply = running.request, running.reply
+    return Completion(
+        prompt_ids=request.ids,
+        token_ids=np.asarray(reply.token_ids, np.int32),
+        logprobs=np.asarray(reply.logprobs, np.float32),
+        text=reply.text,
+        finish_reason=reason,
+        weights_version=running.version,
+        prompt_tokens=len(request.ids),
+        completion_tokens=len(reply.token_ids),
+        cached_tokens=request.cached,
+        seconds=time.monotonic() - request.submitted,
+    )
