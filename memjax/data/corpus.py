@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,11 @@ from memjax.data.json_rows import read_rows
 
 
 class Corpus:
-    """Numbered documents in a file; holds where each starts, and no text. Safe to read from several threads."""
+    """Numbered documents in a file; holds where each starts, and no text.
+
+    Safe to read from several threads. The file is closed with `close`, or else when nobody refers to the corpus any
+    more: the tasks over a corpus outlive the reading of their file.
+    """
 
     def __init__(self, path: str | Path):
         """Open JSON lines `{"text": ...}`, or HotpotQA's original JSON, whose documents are sorted and without repeats.
@@ -24,12 +29,13 @@ class Corpus:
         """
         self.path = Path(path)
         plain = self.path.suffix == ".jsonl"
-        self._file: BinaryIO = self.path.open("rb") if plain else _unpacked(self.path)
+        self._file = os.open(self.path, os.O_RDONLY) if plain else _unpacked(self.path)
+        self._close = weakref.finalize(self, os.close, self._file)
         self._starts = array("Q", [0])
-        for line in self._file:
-            self._starts.append(self._starts[-1] + len(line))
+        with open(self._file, "rb", closefd=False) as file:
+            for line in file:
+                self._starts.append(self._starts[-1] + len(line))
         if len(self) == 0:
-            self.close()
             raise ValueError(f"{self.path} holds no documents")
 
     def __len__(self) -> int:
@@ -39,7 +45,7 @@ class Corpus:
         if not 0 <= number < len(self):
             raise IndexError(f"{self.path} has documents 0 to {len(self) - 1}, not {number}")
         start, end = self._starts[number], self._starts[number + 1]
-        line = os.pread(self._file.fileno(), end - start, start)
+        line = os.pread(self._file, end - start, start)
         try:
             return _text_of(json.loads(line))
         except (ValueError, TypeError, KeyError) as error:
@@ -49,7 +55,7 @@ class Corpus:
 
     def close(self) -> None:
         """Close the file; the documents cannot be read afterwards."""
-        self._file.close()
+        self._close()
 
 
 @dataclass(frozen=True)
@@ -99,15 +105,25 @@ def _write(file: BinaryIO, documents: Iterable[str]) -> int:
     return count
 
 
-def _unpacked(path: Path) -> BinaryIO:
-    rows = (row for _, row in read_rows(path))
-    file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  # the corpus closes it
-    if ".jsonl" in path.suffixes:
-        _write(file, (_text_of(row) for row in rows))
-    else:
-        _write(file, sorted({document for row in rows for document in hotpot_documents(row)}))
-    file.seek(0)
-    return file
+def _unpacked(path: Path) -> int:
+    """A descriptor, at its start, of a nameless file with the documents as JSON lines."""
+    with tempfile.TemporaryFile() as file:
+        if ".jsonl" in path.suffixes:
+            _write(file, (_text_of(row) for _, row in read_rows(path)))
+        else:
+            _write(file, sorted(_hotpot_pool(path)))
+        file.seek(0)
+        return os.dup(file.fileno())
+
+
+def _hotpot_pool(path: Path) -> set[str]:
+    pool: set[str] = set()
+    for place, row in read_rows(path):
+        try:
+            pool.update(hotpot_documents(row))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ValueError(f"{place}: not an example of HotpotQA, whose context is [[title, [sentences]]]") from error
+    return pool
 
 
 def _text_of(row: Mapping[str, Any]) -> str:
