@@ -2,83 +2,76 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from memjax.data.corpus import Corpus, Documents, write_corpus
 from memjax.data.lengths import TokenCounter, measure
 from memjax.data.multihop import Example
 from memjax.data.seeds import derive_seed, stream
 from memjax.trajectory import Task
 
-_GAP = "\n\n"  # between two documents
 _LAST_CANDIDATES = 512  # distractors looked through for the one that fills the remaining gap best
 
 
-@dataclass(frozen=True)
-class DocumentsText:
-    """Numbered documents of a pool, rendered while they are read."""
-
-    name: str
-    documents: Sequence[str]
-    order: tuple[int, ...]  # indices into documents
-
-    def pieces(self) -> Iterator[str]:
-        """Yield one document at a time."""
-        for number, index in enumerate(self.order, start=1):
-            yield f"{_GAP if number > 1 else ''}{header(number)}{self.documents[index]}"
-
-
-def header(number: int) -> str:
-    """The line above the text of document `number`, counted from 1."""
-    return f"Document {number}:\n"
-
-
 class Pool:
-    """The distinct paragraphs of some examples in a fixed order, each counted in tokens at most once."""
+    """The distinct paragraphs of some examples as a corpus on disk, each counted in tokens at most once.
 
-    def __init__(self, examples: Iterable[Example], tokenizer: TokenCounter):
-        self.documents = tuple(sorted({text for example in examples for text in example.paragraphs}))
-        self._index = {text: i for i, text in enumerate(self.documents)}
-        self._tokens: dict[int, int] = {}
+    Holds no text, only a fingerprint and a count for each paragraph.
+    """
+
+    def __init__(self, corpus: Corpus, tokenizer: TokenCounter):
+        self.corpus = corpus
         self.tokenizer = tokenizer
+        self._numbers = {_fingerprint(corpus[number]): number for number in range(len(corpus))}
+        self._tokens: dict[int, int] = {}
 
-    def index(self, text: str) -> int:
-        """The index of a paragraph. Raises KeyError for one that is not in the pool."""
-        return self._index[text]
+    def number(self, paragraph: str) -> int:
+        """The number of a paragraph. Raises KeyError for one that is not in the pool."""
+        return self._numbers[_fingerprint(paragraph)]
 
-    def tokens(self, index: int) -> int:
+    def tokens(self, number: int) -> int:
         """How many tokens a paragraph and the gap after it have by themselves."""
-        if index not in self._tokens:
-            self._tokens[index] = self.tokenizer.count(self.documents[index] + _GAP)
-        return self._tokens[index]
+        if number not in self._tokens:
+            self._tokens[number] = self.tokenizer.count(f"{self.corpus[number]}\n\n")
+        return self._tokens[number]
+
+    def heading_tokens(self, position: int) -> int:
+        """How many tokens the line above the document at this position has."""
+        return self.tokenizer.count(f"Document {position}:\n")
 
 
-@dataclass(frozen=True)
-class Split:
-    """Examples for training and for evaluation that share no paragraph."""
-
-    train: list[Example]
-    eval: list[Example]
-    dropped: int  # examples in neither: a supporting paragraph is in both
+def write_pool(path: Path, examples: Iterable[Example]) -> None:
+    """Write the paragraphs of the examples, sorted and without repeats, as a corpus."""
+    write_corpus(path, sorted({text for example in examples for text in example.paragraphs}))
 
 
-def split_examples(examples: Sequence[Example], eval_count: int, seed: int) -> Split:
-    """Draw `eval_count` examples for evaluation and take every paragraph of theirs away from the others.
+def apart(examples: Iterable[Example], held_out: Iterable[Example]) -> list[Example]:
+    """The examples without any paragraph that `held_out` has; an example that would lose a supporting one is dropped.
 
-    Training examples lose distractors that way; one that would lose a supporting paragraph is dropped. Paragraphs are
-    compared by text, title left aside. Raises ValueError when there are too few examples.
+    Paragraphs are compared by their text, title left aside.
+    """
+    taken = {_body(text) for example in held_out for text in example.paragraphs}
+    kept: list[Example] = []
+    for example in examples:
+        if not any(_body(example.paragraphs[i]) in taken for i in example.supporting):
+            kept.append(_without(example, taken))
+    return kept
+
+
+def split_examples(examples: Sequence[Example], eval_count: int, seed: int) -> tuple[list[Example], list[Example]]:
+    """Examples for training and `eval_count` examples for evaluation that share no paragraph: see `apart`.
+
+    Raises ValueError when there are too few examples.
     """
     if not 0 < eval_count < len(examples):
         raise ValueError(f"cannot set {eval_count} of {len(examples)} examples aside for evaluation")
     chosen = set(stream(seed, "split").sample(range(len(examples)), eval_count))
     held_out = [example for i, example in enumerate(examples) if i in chosen]
-    taken = {_body(text) for example in held_out for text in example.paragraphs}
-    train: list[Example] = []
-    for i, example in enumerate(examples):
-        if i not in chosen and not any(_body(example.paragraphs[k]) in taken for k in example.supporting):
-            train.append(_without(example, taken))
-    return Split(train, held_out, dropped=len(examples) - len(train) - len(held_out))
+    return apart((example for i, example in enumerate(examples) if i not in chosen), held_out), held_out
 
 
 def with_documents(example: Example, pool: Pool, count: int, seed: int) -> Task:
@@ -86,17 +79,16 @@ def with_documents(example: Example, pool: Pool, count: int, seed: int) -> Task:
 
     Raises ValueError when the pool has fewer documents or there is no room for the supporting paragraphs.
     """
-    needed = len(example.supporting)
-    if not needed <= count <= len(pool.documents):
+    needed = len(set(example.supporting))
+    if not needed <= count <= len(pool.corpus):
         raise ValueError(
             f"{count} documents were asked for; {example.id} needs at least {needed}, and the pool has "
-            f"{len(pool.documents)}: change the number, or add files with distractors"
+            f"{len(pool.corpus)}: change the number, or add files with distractors"
         )
     rng = stream(seed, "documents")
     must, may = _own(example, pool, rng)
-    chosen = [*must, *may][:count]
-    chosen += _distractors(chosen, pool, rng)[: count - len(chosen)]
-    return _task(example, pool, chosen, rng, seed, answer_tokens=0)
+    chosen = [*must, *may, *_distractors([*must, *may], pool, rng)][:count]
+    return _task(example, pool, chosen, seed, answer_tokens=0)
 
 
 def with_length(example: Example, pool: Pool, length: int, seed: int, *, answer_tokens: int = 0) -> Task:
@@ -104,126 +96,117 @@ def with_length(example: Example, pool: Pool, length: int, seed: int, *, answer_
 
     Raises ValueError when the supporting paragraphs do not fit or the pool is used up before the length is reached.
     """
-    budget = length - pool.tokenizer.count(example.question) - answer_tokens
-    allowed = budget  # lowered when the text as a whole has more tokens than its documents one by one
-    for _ in range(8):
-        rng = stream(seed, "documents")
-        chosen = _choose(example, pool, allowed, rng)
-        task = _task(example, pool, chosen, rng, seed, answer_tokens)
-        if task.extra["length"] <= length:
+    room = length - pool.tokenizer.count(example.question) - answer_tokens
+    while True:
+        chosen = _choose(example, pool, room, stream(seed, "documents"))
+        task = _task(example, pool, chosen, seed, answer_tokens)
+        excess = task.extra["length"] - length
+        if excess <= 0:
             break
-        allowed -= task.extra["length"] - length + 1
-    else:
-        raise ValueError(f"{example.id} cannot be brought under {length} tokens: ask for a longer context")
-    if task.extra["length"] < length - length // 100 and len(chosen) == len(pool.documents):
+        room -= excess  # the text as a whole has more tokens than its documents one by one
+    if excess < -(length // 100) and len(chosen) == len(pool.corpus):
         raise ValueError(
-            f"all {len(pool.documents)} documents of the pool make {task.extra['length']} tokens, but {length} were "
-            f"asked for: add files with distractors or ask for a shorter context"
+            f"all {len(pool.corpus)} documents of the pool make {task.extra['length']} tokens, but {length} were asked "
+            f"for: add files with distractors or ask for a shorter context"
         )
     return task
 
 
-def _choose(example: Example, pool: Pool, budget: int, rng: random.Random) -> list[int]:
+def _choose(example: Example, pool: Pool, room: int, rng: random.Random) -> list[int]:
     """Supporting paragraphs, then the other own ones, then distractors, as many as fit; the last one fills the gap."""
     must, may = _own(example, pool, rng)
-    chosen: list[int] = []
-    used = 0
-
-    def cost(index: int) -> int:
-        return pool.tokens(index) + pool.tokenizer.count(header(len(chosen) + 1))
-
-    for index in must:
-        used += cost(index)
-        chosen.append(index)
-    if used > budget:
+    used = sum(pool.tokens(number) for number in must) + sum(map(pool.heading_tokens, range(1, len(must) + 1)))
+    if used > room:
         raise ValueError(
-            f"the supporting paragraphs of {example.id} take {used} tokens, but there is room for {budget}: "
+            f"the supporting paragraphs of {example.id} take {used} tokens, but there is room for {room}: "
             f"ask for a longer context"
         )
+    chosen = list(must)
     candidates = may + _distractors([*must, *may], pool, rng)
-    for place, index in enumerate(candidates):
-        if used + cost(index) > budget and place >= len(may):
-            chosen += _closest(candidates[place : place + _LAST_CANDIDATES], pool, budget - used, len(chosen))
-            break
-        if used + cost(index) <= budget:
-            used += cost(index)
-            chosen.append(index)
+    for place, number in enumerate(candidates):
+        heading = pool.heading_tokens(len(chosen) + 1)
+        if used + heading + pool.tokens(number) <= room:
+            used += heading + pool.tokens(number)
+            chosen.append(number)
+        elif place >= len(may):
+            return chosen + _closest(candidates[place : place + _LAST_CANDIDATES], pool, room - used - heading)
     return chosen
 
 
-def _closest(candidates: Sequence[int], pool: Pool, room: int, count: int) -> list[int]:
+def _closest(candidates: Sequence[int], pool: Pool, room: int) -> list[int]:
     """The candidate that leaves the least of the room unused, if any fits."""
-    room -= pool.tokenizer.count(header(count + 1))
-    fitting = [index for index in candidates if pool.tokens(index) <= room]
+    fitting = [number for number in candidates if pool.tokens(number) <= room]
     return [max(fitting, key=pool.tokens)] if fitting else []
 
 
 def _own(example: Example, pool: Pool, rng: random.Random) -> tuple[list[int], list[int]]:
     """The example's supporting paragraphs and its other ones, each once; the others in random order."""
-    must = list(dict.fromkeys(pool.index(example.paragraphs[i]) for i in example.supporting))
-    may = [index for index in dict.fromkeys(map(pool.index, example.paragraphs)) if index not in must]
+    must = _supporting(example, pool)
+    may = [number for number in dict.fromkeys(map(pool.number, example.paragraphs)) if number not in must]
     rng.shuffle(may)
     return must, may
+
+
+def _supporting(example: Example, pool: Pool) -> list[int]:
+    return list(dict.fromkeys(pool.number(example.paragraphs[i]) for i in example.supporting))
 
 
 def _distractors(own: Sequence[int], pool: Pool, rng: random.Random) -> list[int]:
     """All other documents of the pool in random order."""
     taken = set(own)
-    others = [index for index in range(len(pool.documents)) if index not in taken]
+    others = [number for number in range(len(pool.corpus)) if number not in taken]
     rng.shuffle(others)
     return others
 
 
-def _task(
-    example: Example, pool: Pool, chosen: Sequence[int], rng: random.Random, seed: int, answer_tokens: int
-) -> Task:
+def _task(example: Example, pool: Pool, chosen: Sequence[int], seed: int, answer_tokens: int) -> Task:
     order = list(chosen)
-    rng.shuffle(order)
-    context = DocumentsText(example.id, pool.documents, tuple(order))
+    stream(seed, "order").shuffle(order)
+    context = Documents(pool.corpus, tuple(order))
     context_tokens = measure(context.pieces(), pool.tokenizer)
+    own = set(map(pool.number, example.paragraphs))
     extra = {
         "seed": seed,
         "num_docs": len(order),
         "context_tokens": context_tokens,
         "length": context_tokens + pool.tokenizer.count(example.question) + answer_tokens,
-        "own": sorted(
-            order.index(pool.index(text)) + 1 for text in set(example.paragraphs) if pool.index(text) in order
-        ),
+        "own": [position for position, number in enumerate(order, start=1) if number in own],
         "evidence": _evidence(example, pool, context),
     }
     return Task(example.id, example.question, context, example.answers, extra={**example.extra, **extra})
 
 
-def _evidence(example: Example, pool: Pool, context: DocumentsText) -> list[dict[str, int | str]]:
-    """Where the supporting documents stand: number, characters [start, end), and the token near which each starts.
+def _evidence(example: Example, pool: Pool, context: Documents) -> list[dict[str, int | str]]:
+    """Where the supporting documents stand: position, characters [start, end), and the token near which each starts.
 
     Tokens are counted document by document; in the whole text the count may differ by a few.
     """
-    supporting = {pool.index(example.paragraphs[i]) for i in example.supporting}
+    supporting = set(_supporting(example, pool))
     found: list[dict[str, int | str]] = []
     chars = tokens = 0
-    for number, index in enumerate(context.order, start=1):
-        head, text = header(number), pool.documents[index]
-        chars += len(head)
-        tokens += pool.tokenizer.count(head)
-        if index in supporting:
+    for position, (number, piece) in enumerate(zip(context.numbers, context.pieces(), strict=True), start=1):
+        chars += len(piece)
+        tokens += pool.heading_tokens(position)
+        if number in supporting:
+            text = pool.corpus[number]
             title = text.partition("\n")[0]
-            found.append({"document": number, "title": title, "start": chars, "end": chars + len(text), "token": tokens})
-        chars += len(text) + len(_GAP)
-        tokens += pool.tokens(index)
+            place = {"start": chars - len(text), "end": chars, "token": tokens}
+            found.append({"document": position, "title": title, **place})
+        tokens += pool.tokens(number)
     return found
 
 
 def _without(example: Example, taken: set[str]) -> Example:
     kept = [i for i, text in enumerate(example.paragraphs) if _body(text) not in taken]
-    return Example(
-        id=example.id,
-        question=example.question,
-        answers=example.answers,
+    return replace(
+        example,
         paragraphs=tuple(example.paragraphs[i] for i in kept),
         supporting=tuple(kept.index(i) for i in example.supporting),
-        extra=example.extra,
     )
+
+
+def _fingerprint(paragraph: str) -> bytes:
+    return hashlib.blake2b(paragraph.encode(), digest_size=16).digest()
 
 
 def _body(paragraph: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from memjax.data.corpus import hotpot_documents
+from memjax.data.json_rows import read_rows
 
 
 @dataclass(frozen=True)
@@ -36,38 +37,19 @@ def read_examples(path: Path, kind: Format) -> list[Example]:
     the file and the record for anything malformed, for duplicate ids and for a file without questions.
     """
     examples: dict[str, Example] = {}
-    for number, record in _records(path, kind):
+    for place, record in read_rows(path):
         try:
             found = list(_PARSERS[kind](record))
         except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise ValueError(
-                f"{path}: record {number} is not {kind} ({reason}); check the file and --format"
-            ) from error
+            raise ValueError(f"{place} is not {kind} ({reason}); check the file and its format") from error
         for example in found:
             if example.id in examples:
-                raise ValueError(f"{path}: record {number} repeats the id {example.id!r}; every question needs its own")
+                raise ValueError(f"{place} repeats the id {example.id!r}; every question needs its own")
             examples[example.id] = example
     if not examples:
         raise ValueError(f"{path} holds no answerable question in the {kind} format")
     return list(examples.values())
-
-
-def _records(path: Path, kind: Format) -> Iterator[tuple[int, Any]]:
-    """The numbered records of a file: lines of JSON Lines (MuSiQue), else the items of one JSON list."""
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8") as file:
-            if kind == "musique":
-                yield from ((number, json.loads(line)) for number, line in enumerate(file, start=1) if line.strip())
-                return
-            content = json.load(file)
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"cannot read {path} as {kind}: {error}") from error
-    if kind == "squad":
-        content = content.get("data") if isinstance(content, dict) else None
-    if not isinstance(content, list):
-        raise ValueError(f"{path} is not {kind}: expected a JSON list of {'articles under data' * (kind == 'squad')}")
-    yield from enumerate(content, start=1)
 
 
 def _parse_hotpotqa(record: Mapping[str, Any]) -> Iterator[Example]:
@@ -78,7 +60,7 @@ def _parse_hotpotqa(record: Mapping[str, Any]) -> Iterator[Example]:
         id=_text(record["_id"]),
         question=_text(record["question"]),
         answers=(_text(record["answer"]),),
-        paragraphs=tuple(f"{title}\n{''.join(sentences)}" for title, sentences in record["context"]),
+        paragraphs=tuple(hotpot_documents(record)),
         supporting=tuple(i for i, title in enumerate(titles) if title in supporting),
         extra={name: record[name] for name in ("type", "level") if name in record},
     )
@@ -99,20 +81,20 @@ def _parse_musique(record: Mapping[str, Any]) -> Iterator[Example]:
     )
 
 
-def _parse_squad(article: Mapping[str, Any]) -> Iterator[Example]:
-    """One SQuAD article: each question comes with its paragraph and, as distractors, the article's other paragraphs."""
-    paragraphs = tuple(f"{article['title']}\n{item['context']}" for item in article["paragraphs"])
-    for index, item in enumerate(article["paragraphs"]):
-        for question in item["qas"]:
-            if question.get("is_impossible", False):
-                continue
-            yield Example(
-                id=_text(question["id"]),
-                question=_text(question["question"]),
-                answers=tuple(dict.fromkeys(_text(answer["text"]) for answer in question["answers"])),
-                paragraphs=paragraphs,
-                supporting=(index,),
-            )
+def _parse_squad(record: Mapping[str, Any]) -> Iterator[Example]:
+    """SQuAD: each question comes with its paragraph and, as distractors, the other paragraphs of the article."""
+    for article in record["data"]:
+        paragraphs = tuple(f"{article['title']}\n{item['context']}" for item in article["paragraphs"])
+        for index, item in enumerate(article["paragraphs"]):
+            for question in item["qas"]:
+                if not question.get("is_impossible", False):
+                    yield Example(
+                        id=_text(question["id"]),
+                        question=_text(question["question"]),
+                        answers=tuple(dict.fromkeys(_text(answer["text"]) for answer in question["answers"])),
+                        paragraphs=paragraphs,
+                        supporting=(index,),
+                    )
 
 
 def _text(value: Any) -> str:

@@ -57,8 +57,12 @@ class Suite:
     questions: Mapping[str, Questions]
 
     def guess(self, name: str) -> int:
-        """Units that about fill the length, from a draft of its own: what every sample's search starts from."""
+        """Units that about fill the length, from a draft of its own: what every sample's search starts from.
+
+        Raises ValueError when the task is unknown, cannot be that short, or lacks its data set.
+        """
         if name in QUESTIONS:
+            self._questions(name)
             return 0
         draft = self._draft(name, derive_seed(self.seed, name, self.length, "guess"))
         probe = max(32, self.length // 200)
@@ -118,12 +122,15 @@ class Suite:
         return self.tokenizer.count(draft.question) + ANSWER_TOKENS[name]
 
     def _question(self, name: str, task_id: str, index: int, seed: int) -> Task:
-        if name not in self.questions:
-            raise ValueError(f"{name} asks the questions of {QUESTIONS[name]}: give its file")
-        questions = self.questions[name]
+        questions = self._questions(name)
         if index >= len(questions.examples):
             raise ValueError(f"{name} has {len(questions.examples)} questions: ask for no more samples than that")
         example = questions.examples[index]
         task = with_length(example, questions.pool, self.length, seed, answer_tokens=ANSWER_TOKENS[name])
         extra = {"task": name, "example": example.id, "max_length": self.length, **task.extra}
         return Task(task_id, task.question, task.context, task.answers, metric="ruler_part", extra=extra)
+
+    def _questions(self, name: str) -> Questions:
+        if name not in self.questions:
+            raise ValueError(f"{name} asks the questions of {QUESTIONS[name]}: give its file")
+        return self.questions[name]
