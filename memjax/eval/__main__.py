@@ -1,0 +1,191 @@
+"""`memjax eval`: run a suite, or report on runs."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from memjax.eval.config import load_config
+from memjax.eval.suites import SUITES
+from memjax.rollout.client import ClientError
+
+USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+
+
+class _SuiteFirst(TyperGroup):
+    """A group in which a first word that is no command is the suite of `run`: `memjax eval ruler-hotpotqa ...`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+_ABOUT = "\n\n".join(f"{suite.name}: {suite.about}." for suite in SUITES.values())
+
+app = typer.Typer(
+    cls=_SuiteFirst,
+    no_args_is_help=True,
+    add_completion=False,
+    help="Measure how well a model reads long documents: `memjax eval SUITE ...` runs a suite, "
+    f"`memjax eval report DIR...` compares runs.\n\nSuites:\n\n{_ABOUT}",
+)
+
+
+class Agent(StrEnum):
+    """The agents and baselines."""
+
+    memagent = "memagent"
+    single = "single"
+    single_truncated = "single-truncated"
+    no_context = "no-context"
+    oracle = "oracle"
+
+
+class Preset(StrEnum):
+    """How answers are drawn and scored."""
+
+    greedy = "greedy"
+    memagent = "memagent"
+
+
+class Layout(StrEnum):
+    """The order of the memory agent's prompt."""
+
+    memory_first = "memory_first"
+    chunk_first = "chunk_first"
+
+
+@app.command(no_args_is_help=True)
+def run(
+    suite: Annotated[str | None, typer.Argument(help=f"One of {', '.join(SUITES)}.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with these settings; options go over it.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="HF directory, .gguf file or hub id; with --url the name there.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="OpenAI-compatible service; its key comes from API_KEY.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Results directory. The same one again goes on where it was.")
+    ] = None,
+    lengths: Annotated[str | None, typer.Option(help="Context lengths in tokens, such as 7k,28k,1m.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Some of the suite's tasks, such as niah_single_1,vt.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples per task and length.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="A file the suite needs, NAME=PATH; may be repeated.")] = None,
+    agent: Annotated[Agent | None, typer.Option(help="Who reads: the memory agent (default) or a baseline.")] = None,
+    preset: Annotated[Preset | None, typer.Option(help="greedy (default), or MemAgent's sampling and metric.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Samples at a time (8).")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Whose tokens are counted; by default the model's.")] = None,
+    window: Annotated[int | None, typer.Option(help="Most tokens of prompt and reply that the model may take.")] = None,
+    question_tokens: Annotated[int | None, typer.Option(help="Budget of a question.")] = None,
+    chunk_tokens: Annotated[int | None, typer.Option(help="Budget of a chunk (5000).")] = None,
+    memory_tokens: Annotated[int | None, typer.Option(help="Budget of the memory (1024).")] = None,
+    answer_tokens: Annotated[int | None, typer.Option(help="Budget of an answer (1024).")] = None,
+    layout: Annotated[Layout | None, typer.Option(help="Order of the memory agent's prompt.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="Prompt directory, or a MemAgent .py file.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the tasks that are drawn, and of the sampling (0).")] = None,
+    ray: Annotated[bool | None, typer.Option("--ray", help="One engine replica per node of a Ray cluster.")] = None,
+) -> None:
+    """Run a suite. Every finished sample is on disk at once: after a kill, the same command goes on.
+
+    Examples:
+
+    memjax eval smoke --model model.gguf --out runs/smoke
+
+    memjax eval ruler-hotpotqa --data hotpotqa=hotpot_dev.json --lengths 7k,28k --model DIR --out runs/mine
+
+    memjax eval ruler --tasks niah_single_1,vt --lengths 8k --url http://localhost:8000/v1 --out runs/ruler
+    """
+    options = {name: value for name, value in locals().items() if name != "config" and value is not None}
+    console = Console(stderr=True)
+    try:
+        chosen = load_config(config, _as_settings(options))
+        _evaluate(chosen, console)
+    except ValueError as error:
+        _stop(console, str(error), USAGE)
+    except (ClientError, RuntimeError, OSError) as error:
+        _stop(console, f"{error}", FAILURE)
+    except KeyboardInterrupt:
+        _stop(console, "interrupted; finished samples are kept: run the same command again to go on", INTERRUPTED)
+
+
+@app.command(no_args_is_help=True)
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Results directories, finished or not.")],
+    plot: Annotated[Path | None, typer.Option(help="Also draw accuracy against length into this .png or .svg.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write the tables into this .md.")] = None,
+) -> None:
+    """Compare runs: scores with intervals, cost, where evidence was lost, and which differences are more than chance.
+
+    Example:
+
+    memjax eval report runs/memagent runs/single --plot accuracy.png --markdown report.md
+    """
+    from memjax.eval.plot import plot_accuracy
+    from memjax.eval.report import load_run
+    from memjax.eval.report import report as tables_of
+
+    try:
+        runs = [load_run(directory) for directory in directories]
+        tables = tables_of(runs)
+        if plot is not None:
+            plot_accuracy(runs, plot)
+        if markdown is not None:
+            markdown.write_text("\n".join(table.to_markdown() for table in tables), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        _stop(Console(stderr=True), str(error), USAGE)
+    console = Console()
+    for table in tables:
+        console.print(table.to_rich())
+
+
+def _evaluate(config: Any, console: Console) -> None:
+    from memjax.eval.progress import TerminalProgress
+    from memjax.eval.report import load_run
+    from memjax.eval.report import report as tables_of
+    from memjax.eval.session import evaluate
+
+    with TerminalProgress(console) as progress:
+        asyncio.run(evaluate(config, progress))
+    run = load_run(config.out)
+    for table in tables_of([run]):
+        Console().print(table.to_rich())
+    failed = sum(row.error is not None for row in run.rows.values())
+    if failed:
+        console.print(
+            f"{failed} of {len(run.rows)} samples failed and count as wrong; run the same command to retry them"
+        )
+    if failed == len(run.rows):
+        raise typer.Exit(FAILURE)
+
+
+def _as_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as a config file would have them."""
+    settings = dict(options)
+    for name in ("lengths", "tasks"):
+        if name in settings:
+            settings[name] = [part.strip() for part in settings[name].split(",")]
+    if "data" in settings:
+        settings["data"] = dict(_name_and_path(entry) for entry in settings["data"])
+    return settings
+
+
+def _name_and_path(entry: str) -> tuple[str, str]:
+    name, equals, path = entry.partition("=")
+    if not equals:
+        raise ValueError(f"--data takes NAME=PATH, such as hotpotqa={entry}, got {entry!r}")
+    return name, path
+
+
+def _stop(console: Console, message: str, code: int) -> None:
+    console.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    app()

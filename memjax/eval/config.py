@@ -1,0 +1,134 @@
+"""What one evaluation is, and which part of it decides whether two runs are the same."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from memjax.agents.base import Budgets
+from memjax.eval.suites import Suite, suite_named
+
+AgentName = Literal["memagent", "single", "single-truncated", "no-context", "oracle"]
+
+
+def load_config(path: Path | None, given: Mapping[str, Any]) -> EvalConfig:
+    """The config of a YAML file with `given` over it. ValueError, in one sentence, for whatever is wrong with them."""
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = yaml.safe_load(path.read_text("utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ValueError(f"{path} cannot be read as YAML: {error}") from error
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} must hold keys and values, not a {type(values).__name__}")
+    try:
+        return EvalConfig.model_validate({**values, **given})
+    except ValidationError as error:
+        raise ValueError(_sentence(error.errors()[0])) from None
+
+
+class EvalConfig(BaseModel):
+    """One evaluation: a suite, a model, an agent. None means what the suite says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    suite: str
+    """Name in memjax.eval.suites."""
+    out: Path
+    """Results directory; a killed run goes on when it is started with the same one."""
+    model: str | None = None
+    """HF directory, .gguf file or hub id to run here; with `url`, the service's name for it."""
+    url: str | None = None
+    """OpenAI-compatible service to ask instead of a local model; its key comes from API_KEY."""
+    tokenizer: str | None = None
+    """HF directory or hub id that counts and cuts tokens; without it a service's tokens are estimated."""
+    window: int | None = Field(None, ge=64)
+    """Most tokens of prompt and reply together: cuts `single-truncated`, and sizes a local engine."""
+    agent: AgentName = "memagent"
+    preset: Literal["greedy", "memagent"] = "greedy"
+    """Sampling, extraction and metric: greedy and strict, or MemAgent's (temperature 0.7, top-p 0.95, theirs)."""
+    tasks: tuple[str, ...] | None = None
+    """Some of the suite's tasks."""
+    lengths: tuple[str, ...] | None = None
+    """Context lengths in tokens, such as 7k, 128k, 1m."""
+    samples: int | None = Field(None, ge=1)
+    """Samples per task and length."""
+    data: Mapping[str, Path] = Field(default_factory=dict)
+    """Files by name, such as hotpotqa, squad, longbench, tasks."""
+    question_tokens: int | None = None
+    chunk_tokens: int | None = None
+    memory_tokens: int | None = None
+    answer_tokens: int | None = None
+    layout: Literal["memory_first", "chunk_first"] = "memory_first"
+    """Order of the memory agent's prompt."""
+    prompts: Path | None = None
+    """Directory of prompts, or a MemAgent .py file, instead of our own."""
+    seed: int = 0
+    """Of the tasks that are drawn and of the sampling."""
+    concurrency: int = Field(8, ge=1)
+    """Samples at a time, per replica with `ray`."""
+    ray: bool = False
+    """Spread the samples over one engine replica per node of a Ray cluster."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EvalConfig:
+        suite = self.chosen
+        unknown = [task for task in self.tasks or () if task not in suite.tasks]
+        if unknown:
+            raise ValueError(f"{suite.name} has no task {unknown[0]!r} (tasks: {', '.join(suite.tasks)})")
+        if self.lengths and not suite.lengths:
+            raise ValueError(f"the texts of {suite.name} have the length they have; leave --lengths out")
+        allowed = (*suite.data, *suite.optional_data)
+        for name in self.data:
+            if name not in allowed:
+                takes = f"takes {', '.join(allowed)}" if allowed else "takes none"
+                raise ValueError(f"{suite.name} has no use for data {name!r}; it {takes}")
+        for name in suite.data:
+            if name not in self.data:
+                raise ValueError(f"{suite.name} needs a file: give --data {name}=PATH")
+        return self
+
+    @property
+    def chosen(self) -> Suite:
+        """The suite."""
+        return suite_named(self.suite)
+
+    @property
+    def budgets(self) -> Budgets:
+        """The agent's budgets: the suite's, where the config does not say otherwise."""
+        given = {name: getattr(self, f"{name}_tokens") for name in ("question", "chunk", "memory", "answer")}
+        suite = self.chosen.budgets
+        return Budgets(**{name: getattr(suite, name) if value is None else value for name, value in given.items()})
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that a score may depend on, with the suite's defaults filled in; what a directory is compared by.
+
+        Where a service runs, how many samples are read at a time, and over which machines they are spread is left out.
+        """
+        fields = self.model_dump(mode="json", exclude={"out", "url", "concurrency", "ray"})
+        suite = self.chosen
+        fields["tasks"] = list(self.tasks or suite.tasks)
+        fields["lengths"] = list(self.lengths or suite.lengths)
+        fields["samples"] = self.samples or suite.samples
+        for name in ("question", "chunk", "memory", "answer"):
+            fields[f"{name}_tokens"] = getattr(self.budgets, name)
+        return fields
+
+
+def _sentence(error: Any) -> str:
+    """What one pydantic error says, in terms of the key that a person wrote."""
+    key = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, EvalConfig.model_fields, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f" (keys: {', '.join(EvalConfig.model_fields)})"
+        return f"there is no key {key!r} in an evaluation{hint}"
+    if error["type"] == "missing":
+        return f"{key} is missing: give it in the file or as an option"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    return f"{key} is {error['input']!r}: {error['msg']}"

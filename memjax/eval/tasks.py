@@ -1,0 +1,202 @@
+"""From a config to its samples: cells of task and length, and each cell's tasks, made when they are asked for."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from memjax.data.corpus import Corpus
+from memjax.data.haystack import BOOKS, Haystack
+from memjax.data.hotpotqa import Pool, sample_seed, with_documents, with_length, write_pool
+from memjax.data.json_rows import read_rows
+from memjax.data.lengths import TokenCounter
+from memjax.data.multihop import Example, Format, read_examples
+from memjax.data.ruler import Questions
+from memjax.data.ruler import Suite as RulerLength
+from memjax.data.seeds import stream
+from memjax.data.tasks import read_tasks
+from memjax.eval.baselines import shown_task
+from memjax.eval.config import EvalConfig
+from memjax.eval.run import Job
+from memjax.trajectory import Task
+
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.IGNORECASE)
+_QUESTIONS: dict[str, Format] = {"qa_1": "squad", "qa_2": "hotpotqa"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One task at one length: what one score is about."""
+
+    task: str
+    label: str  # of the length, "" where the texts have their own
+    tokens: int | None
+
+    @property
+    def name(self) -> str:
+        """What the cell is called in results and file names."""
+        return f"{self.task}_{self.label}" if self.label else self.task
+
+
+def cells_of(config: EvalConfig) -> list[Cell]:
+    """Every task at every length. A RULER task whose data set was not given is left out unless it was asked for."""
+    suite = config.chosen
+    tasks = config.tasks or tuple(
+        task for task in suite.tasks if task not in _QUESTIONS or _QUESTIONS[task] in config.data
+    )
+    if not suite.lengths:
+        return [Cell(task, "", None) for task in tasks]
+    lengths = [(label.lower(), tokens_of(label, suite.kilo)) for label in config.lengths or suite.lengths]
+    return [Cell(task, label, tokens) for label, tokens in lengths for task in tasks]
+
+
+def tokens_of(label: str, kilo: int) -> int:
+    """The tokens that a label such as 8192, 7k or 3.5m stands for."""
+    match = _LENGTH.fullmatch(label.strip())
+    tokens = round(float(match[1]) * {"": 1, "k": kilo, "m": kilo * kilo}[match[2].lower()]) if match else 0
+    if tokens < 1:
+        raise ValueError(f"a length is a number of tokens such as 8192, 7k or 3.5m, got {label!r}")
+    return tokens
+
+
+@dataclass(frozen=True)
+class TaskMaker:
+    """The tasks of a config's cells. Data sets are read when the first cell needs them.
+
+    `scratch` is a directory for the pools that contexts are drawn from.
+    """
+
+    config: EvalConfig
+    tokenizer: TokenCounter
+    scratch: Path
+    _open: list[Corpus] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Close the pools; no context can be read afterwards."""
+        for corpus in self._open:
+            corpus.close()
+
+    def jobs(self) -> Iterator[Job]:
+        """Every sample of every cell, in order, made one at a time."""
+        for cell in cells_of(self.config):
+            count = self.config.samples or self.config.chosen.samples
+            for number, task in enumerate(islice(self._tasks(cell, count), count)):
+                yield Job.of(cell.name, number, shown_task(task, self.config.agent))
+
+    def _tasks(self, cell: Cell, count: int | None) -> Iterator[Task]:
+        match self.config.suite:
+            case "ruler-hotpotqa":
+                return self._scattered(cell, count)
+            case "hotpotqa":
+                return self._own_paragraphs(count)
+            case "longbench-qa":
+                return longbench_tasks(self.config.data["longbench"] / f"{cell.task}.jsonl")
+            case "file":
+                return self._from_file(self.config.data["tasks"])
+            case _:
+                return self._ruler(cell, count)
+
+    def _scattered(self, cell: Cell, count: int | None) -> Iterator[Task]:
+        assert cell.tokens is not None
+        for example in self._drawn(count):
+            seed = sample_seed(self.config.seed, example, cell.tokens)
+            yield with_length(example, self._pool, cell.tokens, seed)
+
+    def _own_paragraphs(self, count: int | None) -> Iterator[Task]:
+        for example in self._drawn(count):
+            own = len(set(example.paragraphs))
+            task = with_documents(example, self._pool, own, sample_seed(self.config.seed, example, own))
+            yield replace(task, metric="hotpot_f1")
+
+    def _from_file(self, path: Path) -> Iterator[Task]:
+        for task in read_tasks(path):
+            self._check_measured(task, path)
+            yield task
+
+    def _check_measured(self, task: Task, path: Path) -> None:
+        """Refuse lengths counted by another tokenizer: "8k" of one is 11k of another."""
+        made_with, ours = task.extra.get("tokenizer"), getattr(self.tokenizer, "fingerprint", None)
+        if made_with and ours and made_with != ours:
+            raise ValueError(
+                f"{path} was measured with the tokenizer {made_with!r}, but {self.config.model} has {ours!r}: make the "
+                "file again with this model's tokenizer"
+            )
+
+    def _ruler(self, cell: Cell, count: int | None) -> Iterator[Task]:
+        assert cell.tokens is not None
+        wanted = _QUESTIONS.get(cell.task)
+        if wanted and wanted not in self.config.data:
+            raise ValueError(f"{cell.task} asks the questions of {wanted}: give --data {wanted}=PATH")
+        suite = RulerLength(self.tokenizer, cell.tokens, self.config.seed, self._essay, self._questions)
+        guess = suite.guess(cell.task)
+        return (suite.sample(cell.task, index, guess) for index in (range(count) if count else itertools.count()))
+
+    def _drawn(self, count: int | None) -> list[Example]:
+        """The same questions for every length."""
+        if count and count > len(self._examples):
+            raise ValueError(
+                f"{self.config.data['hotpotqa']} has {len(self._examples)} questions, but {count} samples were asked "
+                "for: lower --samples"
+            )
+        order = list(self._examples)
+        stream(self.config.seed, "questions").shuffle(order)
+        return order[:count]
+
+    @cached_property
+    def _examples(self) -> list[Example]:
+        return read_examples(self.config.data["hotpotqa"], "hotpotqa")
+
+    @cached_property
+    def _pool(self) -> Pool:
+        return self._pool_of("hotpotqa", self._examples)
+
+    @cached_property
+    def _essay(self) -> Haystack:
+        return Haystack.open((self.config.data["essay"],) if "essay" in self.config.data else BOOKS)
+
+    @cached_property
+    def _questions(self) -> dict[str, Questions]:
+        """The data sets of RULER's question tasks that were given."""
+        found = {}
+        for task, name in _QUESTIONS.items():
+            if name in self.config.data:
+                examples = tuple(read_examples(self.config.data[name], name))
+                found[task] = Questions(examples, self._pool_of(name, examples))
+        return found
+
+    def _pool_of(self, name: str, examples: Sequence[Example]) -> Pool:
+        file = self.scratch / f"{name}.jsonl"
+        write_pool(file, examples)
+        corpus = Corpus(file)
+        self._open.append(corpus)
+        return Pool(corpus, self.tokenizer)
+
+
+def longbench_tasks(path: Path) -> Iterator[Task]:
+    """The tasks of one LongBench JSONL file as published: input, context, answers, _id."""
+    if not path.is_file():
+        raise ValueError(
+            f"{path} does not exist; --data longbench=DIR names the directory with LongBench's JSONL files"
+        )
+    for place, row in read_rows(path):
+        try:
+            yield Task(
+                id=row["_id"],
+                question=row["input"],
+                context=row["context"],
+                answers=tuple(row["answers"]),
+                metric="longbench_f1",
+                extra=_longbench_extra(row),
+            )
+        except KeyError as error:
+            raise ValueError(f"{place}: the field {error} is missing; is this a LongBench file?") from error
+
+
+def _longbench_extra(row: Any) -> dict[str, Any]:
+    return {name: row[name] for name in ("dataset", "length", "language") if name in row}
