@@ -9,7 +9,7 @@ Letters: B slots, T query time, D model, V vocabulary, E end-of-sequence ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,7 @@ class Prefix:
     @property
     def capacity(self) -> int:
         """The cache entries that it holds in memory."""
-        return self.cache[0].k.shape[-3]
+        return kv_cache.cache_length(self.cache)
 
 
 @dataclass(frozen=True)
@@ -182,13 +182,17 @@ class Engine(jetstream.Engine):
         tokens = np.asarray(padded_tokens)[:true_length]
         if len(tokens) < true_length:
             raise ValueError(f"{true_length} tokens were announced, {len(tokens)} came")
-        *_, prefix = self.prefill_pieces(params=params, existing_prefix=existing_prefix, tokens=tokens)
-        return prefix
+        pieces = self.prefill_pieces(params=params, existing_prefix=existing_prefix, tokens=tokens)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as done:
+                return done.value
 
     def prefill_pieces(
         self, *, params: WeightStore, existing_prefix: Prefix | None = None, tokens: np.ndarray
-    ) -> Iterator[Any]:
-        """As `prefill`, piece by piece: yields after each how many tokens it took, and the prefix at the end."""
+    ) -> Generator[int, None, Prefix]:
+        """As `prefill`, piece by piece: yields how many tokens each took, and returns the prefix."""
         start = existing_prefix.length if existing_prefix else 0
         total = start + len(tokens)
         if not len(tokens):
@@ -209,7 +213,7 @@ class Engine(jetstream.Engine):
             cache = program(weights.params, cache, ids_BT, np.asarray([piece.start], np.int32))
             yield piece.count
         cache = self._program("close", _rung(self.config.lengths, total))(cache)
-        yield Prefix(cache, total, int(tokens[-1]), weights.version)
+        return Prefix(cache, total, int(tokens[-1]), weights.version)
 
     def insert(
         self,

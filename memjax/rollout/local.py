@@ -45,8 +45,8 @@ class LocalClient:
     ) -> LocalClient:
         """Load a model directory, .gguf file or hub id onto `mesh` (by default one device).
 
-        `max_length` is the window in tokens (at most the model's; by default 8192 or less), `slots` the prompts that are
-        decoded side by side, `dtype` that of the weights and the arithmetic. Raises ValueError for what cannot be run.
+        `max_length` is the window in tokens (at most the model's; by default 8192 or less), `slots` the prompts that
+        are decoded side by side, `dtype` that of weights and arithmetic. Raises ValueError for what cannot be run.
         """
         mesh = mesh or make_mesh(devices=jax.devices()[:1])
         platform = mesh.devices.flat[0].platform

@@ -13,9 +13,10 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -44,7 +45,7 @@ class SlotEngine(Protocol):
     def max_length(self) -> int: ...  # noqa: D102
     def load_params(self) -> Any: ...  # noqa: D102
     def init_decode_state(self) -> Any: ...  # noqa: D102
-    def prefill_pieces(self, *, params: Any, existing_prefix: Any, tokens: np.ndarray) -> Iterator[Any]: ...  # noqa: D102
+    def prefill_pieces(self, *, params: Any, existing_prefix: Any, tokens: np.ndarray) -> Generator[int, None, Any]: ...  # noqa: D102
     def insert(self, prefix: Any, decode_state: Any, slot: int, *, sampling: SamplingParams, sample: int) -> Any: ...  # noqa: D102
     def generate(self, params: Any, decode_state: Any) -> tuple[Any, Any]: ...  # noqa: D102
     def release(self, decode_state: Any, slot: int) -> Any: ...  # noqa: D102
@@ -288,22 +289,17 @@ class Scheduler:
 
     def _fill(self, request: _Request) -> Iterator[int]:
         """Prefill a request from what is kept, yielding the tokens of each piece."""
+        prefill = partial(self._engine.prefill_pieces, params=self._weights)
         common = request.ids[: request.shared]
         prefix = self._prefixes.get(self._weights.current.version, common)
         request.cached = prefix.length if prefix else 0
         if prefix is None:
-            prefix = yield from self._extend(None, common)
+            prefix = yield from prefill(existing_prefix=None, tokens=common)
             self._prefixes.put(common, prefix)
         if request.shared < len(request.ids):
-            prefix = yield from self._extend(prefix, request.ids[request.shared :])
+            prefix = yield from prefill(existing_prefix=prefix, tokens=request.ids[request.shared :])
         self.counters.cached_tokens += request.cached
         request.prefix = prefix
-
-    def _extend(self, prefix: Any, ids: np.ndarray) -> Any:
-        for made in self._engine.prefill_pieces(params=self._weights, existing_prefix=prefix, tokens=ids):
-            if not isinstance(made, int):
-                return made
-            yield made
 
     def _start_samples(self) -> None:
         while self._filled and self._free:
