@@ -18,7 +18,7 @@ from memjax.agents.base import (
     turn_params,
 )
 from memjax.agents.prompt_files import MemoryPrompts, Template, load_memory_prompts
-from memjax.data.chunks import Chunk, neutralise, read_chunks
+from memjax.data.chunks import MIN_CHUNK_TOKENS, Chunk, neutralise, read_chunks
 from memjax.rollout.client import Client, ClientError, Part
 from memjax.trajectory import SamplingParams, Task, TextSource, Trajectory
 
@@ -65,18 +65,17 @@ class MemAgent:
         question_tokens(question, self.budgets.question, self.tokenizer)
         return Reading(question)
 
-    def check_window(self, question: str, client: Client) -> None:
-        """ValueError, with the numbers, where the longest conversation would not fit the client's window."""
+    def check_window(self, question: str, window: int | None, model: str) -> None:
+        """ValueError, with the numbers, where the longest conversation would not fit the window of the model."""
         need = self.window_needed(question)
-        if client.window is None or need <= client.window:
+        if window is None or need <= window:
             return
-        parts = self._memory_turn(question)
-        over = need - client.window
-        advice = "lower the memory or the answer budget"
-        if parts["chunk"] - over >= 16:
-            advice = f"lower the chunk budget to {parts['chunk'] - over} or less, or the memory budget"
-        listed = " + ".join(f"{name} {tokens}" for name, tokens in self._longest_turn(question).items())
-        raise ValueError(f"{listed} = {need} tokens, but the window of {client.model} holds {client.window}: {advice}")
+        parts = self._longest_turn(question)
+        advice = "lower the memory and answer budgets"
+        if (room := parts.get("chunk", 0) - (need - window)) >= MIN_CHUNK_TOKENS:
+            advice = f"lower the chunk budget to {room} or less, or the memory budget"
+        listed = " + ".join(f"{name} {tokens}" for name, tokens in parts.items())
+        raise ValueError(f"{listed} = {need} tokens, but the window of {model} holds {window}: {advice}")
 
     def window_needed(self, question: str) -> int:
         """The tokens of the longest conversation about a question, prompt and reply together."""
@@ -136,7 +135,7 @@ class MemAgent:
         started = read = time.perf_counter()
         try:
             reading = self.start(task.question)
-            self.check_window(task.question, client)
+            self.check_window(task.question, client.window, client.model)
             for chunk in self.chunks(task.context):
                 reading, turn = await self.read_chunk(reading, chunk, client)
                 turns.append(turn)

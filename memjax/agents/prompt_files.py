@@ -18,9 +18,7 @@ LAYOUTS = ("memory_first", "chunk_first")
 
 _SLOT = re.compile(r"\{(question|memory|chunk|text)\}")
 _MEMAGENT_SLOTS = {"prompt": "question", "memory": "memory", "chunk": "chunk"}
-_MEMAGENT_NO_MEMORY = (
-    "No previous memory"  # recurrent/impls/memory.py has it inside a call, where no constant can be read
-)
+_MEMAGENT_NO_MEMORY = "No previous memory"  # for its files that have the sentence inside a call
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ class SinglePrompt:
 def load_memory_prompts(layout: str = "memory_first", path: str | Path | None = None) -> MemoryPrompts:
     """The prompts of a layout of ours, or those at `path`.
 
-    `path` is a directory with memory.txt, final.txt and no_memory.txt, or a Python file of the MemAgent repository, whose
-    template constants are read without running it.
+    `path` is a directory with memory.txt, final.txt and no_memory.txt, or a Python file of the MemAgent repository,
+    whose template constants are read without running it.
     """
     if path is not None:
         path = Path(path)

@@ -34,17 +34,17 @@ class SingleAgent:
     budgets: Budgets = field(default_factory=Budgets)
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
-    def room_for_text(self, question: str, window: int | None) -> int | None:
-        """The most text tokens that fit beside a question and its answer; None where the window is unknown."""
+    def window_needed(self, text_tokens: int, question: str) -> int:
+        """The tokens of the conversation about a question, prompt and reply together."""
         asked = question_tokens(question, self.budgets.question, self.tokenizer)
-        if window is None:
-            return None
         empty = self.prompt.answer.fill({"question": "", "text": ""})
-        return window - asked - self.budgets.answer - len(self.tokenizer.render(empty.messages)) - JOINT_TOKENS
+        template = len(self.tokenizer.render(empty.messages)) + JOINT_TOKENS
+        return text_tokens + asked + self.budgets.answer + template
 
-    def fitting_text(self, source: str | TextSource, question: str, client: Client) -> tuple[int, ...]:
-        """The ids of the whole text; ValueError, with the numbers, where it does not fit."""
-        room = self.room_for_text(question, client.window)
+    def fitting_text(self, source: str | TextSource, question: str, window: int | None, model: str) -> tuple[int, ...]:
+        """The ids of the whole text; ValueError, with the numbers, where it does not fit the window of the model."""
+        beside = self.window_needed(0, question)
+        room = None if window is None else window - beside
         ids: list[int] = []
         total = 0
         for chunk in read_chunks(source, self.tokenizer, self.budgets.chunk, tags=self.prompt.tags):
@@ -53,8 +53,8 @@ class SingleAgent:
                 ids.extend(chunk.ids)
         if room is not None and total > room:
             raise ValueError(
-                f"the text has {total} tokens, but beside the question and an answer of {self.budgets.answer} the window "
-                f"of {client.model} ({client.window}) holds {max(0, room)}: read it with the memagent agent instead"
+                f"the text has {total} tokens, but beside the question and an answer of {self.budgets.answer} the "
+                f"window of {model} ({window}) holds {max(0, room)}: read it with the memagent agent"
             )
         return tuple(ids)
 
@@ -70,7 +70,7 @@ class SingleAgent:
         answer, error, tokens = "", None, 0
         started = time.perf_counter()
         try:
-            ids = self.fitting_text(task.context, task.question, client)
+            ids = self.fitting_text(task.context, task.question, client.window, client.model)
             tokens = len(ids)
             turns.append(await self.answer(ids, task.question, client))
             answer = turns[-1].completion.text

@@ -82,8 +82,8 @@ class Document:
 def open_document(names: Sequence[str], spool: Path, *, keep_spool: bool = False) -> Document:
     """Check every file once from end to end and return the document they make.
 
-    "-" is standard input. What can be read only once (standard input, a pipe) is copied to `spool` plus a number, so that
-    an interrupted reading can go on; with `keep_spool` such a copy, left by an earlier run, is read instead.
+    "-" is standard input. What can be read only once (standard input, a pipe) is copied to `spool` plus a number, so
+    that an interrupted reading can go on; with `keep_spool` such a copy, left by an earlier run, is read instead.
     Raises ValueError for a file that is missing, empty, binary or not decodable.
     """
     if not names:
@@ -240,7 +240,7 @@ def _text_of(file: InputFile) -> Iterator[tuple[str, float]]:
 
 _SILENT = frozenset({"script", "style", "template", "noscript", "svg", "head"})
 _BLOCKS = frozenset(
-    [
+    {
         "address",
         "article",
         "aside",
@@ -254,28 +254,9 @@ _BLOCKS = frozenset(
         "figure",
         "footer",
         "form",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "header",
-        "hr",
-        "li",
-        "main",
-        "nav",
-        "ol",
-        "p",
-        "pre",
-        "section",
-        "table",
-        "td",
-        "th",
-        "title",
-        "tr",
-        "ul",
-    ]
+    }
+    | {"h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav", "ol", "p", "pre", "section", "table"}
+    | {"form", "td", "th", "title", "tr", "ul"}
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -20,6 +20,10 @@ class Message:
 
     role: Role
     content: tuple[Part, ...]
+
+    def text(self, decode: Callable[[Sequence[int]], str]) -> str:
+        """The content as text, ids decoded."""
+        return "".join(part if isinstance(part, str) else decode(part) for part in self.content)
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,15 @@ class ClientError(RuntimeError):
 class Client(Protocol):
     """Completes prompts. Safe to call from many tasks of one event loop at a time."""
 
-    model: str  # a name for reports
-    window: int | None  # the most tokens, prompt and completion together; None where unknown
+    @property
+    def model(self) -> str:
+        """A name for reports."""
+        ...
+
+    @property
+    def window(self) -> int | None:
+        """The most tokens, prompt and completion together; None where unknown."""
+        ...
 
     async def complete(self, prompt: Prompt, params: SamplingParams) -> list[Completion]:
         """Draw `params.n` completions, in order of sample.

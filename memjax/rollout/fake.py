@@ -1,4 +1,4 @@
-"""A client whose replies are known beforehand, and a tokenizer whose ids are bytes: for tests and for checking the loop."""
+"""A client whose replies are known beforehand, and a tokenizer whose ids are bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memjax.rollout.client import Message, Part, Prompt
+from memjax.rollout.client import Message, Prompt
 from memjax.trajectory import Completion, SamplingParams
 
 EOS_ID = 256
@@ -57,6 +57,8 @@ class ByteTokenizer:
         return ids + self.encode("[assistant]") if generation_prompt else ids
 
 
+_NOTHING = "- nothing"
+
 Reply = Callable[[str, SamplingParams], str]
 """From the text of a prompt to what the model says."""
 
@@ -87,7 +89,7 @@ class ScriptedClient:
             )
         self.prompts.append(prompt)
         self.params.append(params)
-        text = prompt_text(prompt, self._tokenizer.decode)
+        text = "\n".join(message.text(self._tokenizer.decode) for message in prompt.messages)
         return [self._completion(prompt_ids, self._reply(text, params), params.max_tokens) for _ in range(params.n)]
 
     async def close(self) -> None:
@@ -108,21 +110,12 @@ class ScriptedClient:
         )
 
 
-def prompt_text(prompt: Prompt, decode: Callable[[Sequence[int]], str]) -> str:
-    """What a model reads: the contents of the messages, ids decoded."""
-
-    def text(part: Part) -> str:
-        return part if isinstance(part, str) else decode(part)
-
-    return "\n".join("".join(map(text, message.content)) for message in prompt.messages)
-
-
 @dataclass(frozen=True)
 class NeedleReader:
     """A reader of our bundled prompts that notes what matches `pattern` and forgets with a known probability.
 
-    At every section it first loses each noted match with probability `forget`, then notes the matches of the section (in
-    their first group, if there is one); its answer is the box of what is left. So a fact that is followed by k sections
+    At every section it first loses each noted match with probability `forget`, then notes the matches of the section
+    (their last group, if there is one); its answer is the box of what is left. So a fact that is followed by k sections
     is answered with probability (1 - forget) ** k. What it forgets depends on `seed` and the prompt alone.
     """
 
@@ -133,7 +126,7 @@ class NeedleReader:
     def __call__(self, prompt: str, params: SamplingParams) -> str:
         """Read one prompt."""
         notes = _between_tags(prompt, "memory").splitlines()
-        facts = [line.removeprefix("- ") for line in notes if line.startswith("- ")]
+        facts = [line.removeprefix("- ") for line in notes if line.startswith("- ") and line != _NOTHING]
         section = _between_tags(prompt, "section")
         if not section:
             return f"\\boxed{{{', '.join(facts)}}}"
@@ -141,7 +134,7 @@ class NeedleReader:
         chance = random.Random(digest)
         facts = [fact for fact in facts if chance.random() >= self.forget]
         found = (match[match.lastindex or 0] for match in re.finditer(self.pattern, section))
-        return "\n".join(f"- {fact}" for fact in dict.fromkeys([*facts, *found])) or "- "
+        return "\n".join(f"- {fact}" for fact in dict.fromkeys([*facts, *found])) or _NOTHING
 
 
 def _between_tags(text: str, tag: str) -> str:

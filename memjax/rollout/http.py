@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import httpx
 import numpy as np
 
-from memjax.rollout.client import ClientError, Part, Prompt
+from memjax.rollout.client import ClientError, Prompt
 from memjax.trajectory import Completion, FinishReason, SamplingParams
 
 DEFAULT_URL = "http://localhost:8000/v1"
@@ -64,7 +64,7 @@ class HttpClient:
         read_timeout: float = 600.0,
         retries: RetryPolicy | None = None,
     ) -> None:
-        """`url` and `api_key` default to the environment's URL and API_KEY; timeouts are seconds without any progress."""
+        """`url` and `api_key` default to the environment's URL and API_KEY; timeouts are seconds without progress."""
         self.model = model
         self.window = window
         self._decoder = decoder
@@ -93,8 +93,7 @@ class HttpClient:
 
     def _payload(self, prompt: Prompt, params: SamplingParams) -> dict[str, Any]:
         messages = [
-            {"role": message.role, "content": "".join(self._text(part) for part in message.content)}
-            for message in prompt.messages
+            {"role": message.role, "content": message.text(self._decoder.decode)} for message in prompt.messages
         ]
         payload: dict[str, Any] = {
             "model": self.model,
@@ -112,9 +111,6 @@ class HttpClient:
         if params.seed is not None:
             payload["seed"] = params.seed
         return payload
-
-    def _text(self, part: Part) -> str:
-        return part if isinstance(part, str) else self._decoder.decode(part)
 
     async def _request(self, payload: dict[str, Any]) -> Mapping[str, Any]:
         """Send until it is answered: some failures pass, and are tried a bounded number of times."""
@@ -185,8 +181,8 @@ class HttpClient:
     def _json(self, response: httpx.Response) -> Mapping[str, Any]:
         if _is_html(response):
             raise ClientError(
-                f"{self._shown} answered with an HTML page instead of JSON: the address of an OpenAI-compatible service "
-                f"usually ends in /v1"
+                f"{self._shown} answered with an HTML page instead of JSON: the address of an OpenAI-compatible "
+                f"service usually ends in /v1"
             )
         try:
             body = response.json()
@@ -256,3 +252,18 @@ def _retry_after(response: httpx.Response) -> float | None:
         return email.utils.parsedate_to_datetime(value).timestamp() - time.time()
     except ValueError:
         return None
+
+
+def served_models(url: str, api_key: str) -> dict[str, int | None]:
+    """The models that a service says it serves, with their windows where it knows them; empty where it does not say.
+
+    Not every service lists its models, so a failure here means nothing: the first completion will tell.
+    """
+    base = _checked_url(url)
+    headers = {"Authorization": f"Bearer {api_key}", "api-key": api_key} if api_key else {}
+    try:
+        response = httpx.get(base.copy_with(path=base.path.rstrip("/") + "/models"), headers=headers, timeout=5.0)
+        listed = response.json()["data"] if response.is_success else []
+        return {str(model["id"]): model.get("max_model_len") for model in listed}
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

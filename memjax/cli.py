@@ -1,0 +1,288 @@
+"""The `memjax` command: parses what was typed, calls what does it, and turns errors into one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="memjax",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Read documents of any length with a small model and a bounded memory.\n\n"
+    "Try it: `memjax quickstart --model MODEL`. Then ask about a document of yours: "
+    '`memjax ask "Who did it?" book.txt --model MODEL`.',
+)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="DIR|FILE.gguf|HF_ID",
+        help="A directory in Hugging Face's layout, a .gguf file, or a hub id; with --url the served model's name.",
+        show_default=False,
+        rich_help_panel="Model",
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Ask an OpenAI-compatible or Azure service instead, e.g. http://localhost:8000/v1 (or the variable URL). "
+        "The key is read from the variable API_KEY only.",
+        show_default=False,
+        rich_help_panel="Model",
+    ),
+]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="DIR|FILE.gguf|HF_ID",
+        help="With --url: the served model's tokenizer, for exact budgets. Without it tokens are estimated.",
+        show_default=False,
+        rich_help_panel="Model",
+    ),
+]
+
+
+def _budget(name: str, default: int, text: str) -> Any:
+    return typer.Option(
+        name, metavar="N", help=f"{text} [default: {default}]", show_default=False, rich_help_panel="Budgets (tokens)"
+    )
+
+
+@app.command()
+def ask(
+    question: Annotated[
+        str | None, typer.Argument(metavar="QUESTION", help="What you want to know.", show_default=False)
+    ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE...",
+            help="Text, Markdown, HTML or PDF (also .gz), read one after another; - is standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    more_questions: Annotated[
+        list[str] | None,
+        typer.Option("--question", "-q", metavar="TEXT", help="A further question on the same text; repeatable."),
+    ] = None,
+    model: Model = None,
+    url: Url = None,
+    tokenizer: TokenizerOption = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="float32 or bfloat16 [default: the faster here]", rich_help_panel="Model"),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option("--slots", help="Questions that a local model works on at once.", rich_help_panel="Model"),
+    ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            "--agent",
+            metavar="memagent|single",
+            help="memagent reads in chunks with a memory; single shows the whole text at once. [default: memagent]",
+            rich_help_panel="Reading",
+        ),
+    ] = None,
+    chunk_tokens: Annotated[int | None, _budget("--chunk-tokens", 5000, "Document read per model call.")] = None,
+    memory_tokens: Annotated[int | None, _budget("--memory-tokens", 1024, "Longest memory.")] = None,
+    answer_tokens: Annotated[int | None, _budget("--answer-tokens", 1024, "Longest answer.")] = None,
+    question_tokens: Annotated[int | None, _budget("--question-tokens", 1024, "Longest question.")] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            "--layout",
+            metavar="memory_first|chunk_first",
+            help="Order of the prompt. chunk_first prefills each chunk once for all questions; memory_first is how "
+            "MemAgent's released models were trained. [default: memory_first]",
+            rich_help_panel="Reading",
+        ),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--prompts",
+            metavar="PATH",
+            help="Your prompts: a directory with memory.txt, final.txt and no_memory.txt, or a MemAgent .py file "
+            "(read, never run).",
+            rich_help_panel="Reading",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="0 is greedy [default: 0]", rich_help_panel="Reading")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="[default: 1]", rich_help_panel="Reading")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", help="Same seed, same answer, above temperature 0 too [default: 0]", rich_help_panel="Reading"
+        ),
+    ] = None,
+    show_memory: Annotated[
+        bool, typer.Option("--show-memory", help="Print every memory (to standard error).", rich_help_panel="Output")
+    ] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Output")
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="Write every prompt and reply, a JSON line each.", rich_help_panel="Output"
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            help="Where to keep the state [default: ~/.local/state/memjax/ask/]",
+            rich_help_panel="Resuming",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="STATE",
+            help="Go on with an interrupted reading; needs no other argument.",
+            rich_help_panel="Resuming",
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Ask one or more QUESTIONs about FILEs of any length.
+
+    The model reads the text chunk by chunk, rewriting a short memory, and answers from the memory. The answer goes to
+    standard output, progress to standard error.
+
+        memjax ask "Who is the killer?" book.txt --model ~/models/Qwen2.5-7B-Instruct
+
+        memjax ask "What changed?" -q "Who approved it?" minutes.pdf notes.md -m model.gguf --layout chunk_first
+
+        cat server.log | memjax ask "What failed first?" - --url http://localhost:8000/v1 -m my-model --json
+
+        memjax ask --resume ~/.local/state/memjax/ask/20260102-030405-678.json
+    """
+    with errors_as_sentences(debug):
+        from memjax.ask_session import Output, run_ask
+
+        given = {
+            "files": files,
+            "model": model,
+            "url": url,
+            "tokenizer": tokenizer,
+            "agent": agent,
+            "question_tokens": question_tokens,
+            "chunk_tokens": chunk_tokens,
+            "memory_tokens": memory_tokens,
+            "answer_tokens": answer_tokens,
+            "layout": layout,
+            "prompts": prompts,
+            "temperature": temperature,
+            "top_p": top_p,
+            "seed": seed,
+            "dtype": dtype,
+            "slots": slots,
+        }
+        questions = [question] if question is not None else []
+        if more_questions and question is not None and _names_a_file(question):
+            given["files"], questions = [question, *(files or [])], []  # ask -q Q1 -q Q2 FILE
+        given["questions"] = [*questions, *(more_questions or [])] or None
+        run_ask(given, state, resume, Output(json=json_output, show_memory=show_memory, trace=trace))
+
+
+@app.command()
+def quickstart(
+    model: Model = None,
+    url: Url = None,
+    tokenizer: TokenizerOption = None,
+    debug: Debug = False,
+) -> None:
+    """Read a small bundled text in several chunks, and print the answer beside the expected one.
+
+    memjax quickstart --model Qwen/Qwen2.5-0.5B-Instruct
+
+    URL=http://localhost:8000/v1 API_KEY=... memjax quickstart --model my-model
+    """
+    with errors_as_sentences(debug):
+        from memjax.ask_session import run_quickstart
+
+        run_quickstart(model, url, tokenizer)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A model directory, a .gguf file or a hub id.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The directory to write.")],
+    dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16")] = "bfloat16",
+    debug: Debug = False,
+) -> None:
+    """Write a model as a Hugging Face directory, which transformers and vLLM load.
+
+    memjax convert model-q4_k_m.gguf ./model-hf
+    """
+    with errors_as_sentences(debug):
+        from memjax.ask_session import run_convert
+
+        run_convert(source, target, dtype)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from memjax import __version__
+
+        typer.echo(f"memjax {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@contextmanager
+def errors_as_sentences(debug: bool) -> Iterator[None]:
+    """Bad input ends with exit code 2, failure with 1, an interruption with 130; each in one sentence."""
+    from memjax.rollout.client import ClientError
+
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except Exception as error:  # the boundary to the person at the terminal
+        if debug:
+            raise
+        expected = isinstance(error, ValueError | ClientError | OSError)
+        said = str(error) if expected else f"{type(error).__name__}: {error} (an error of memjax; --debug shows where)"
+        typer.echo(f"memjax: {said}", err=True)
+        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
+
+
+def _names_a_file(text: str) -> bool:
+    try:
+        return text == "-" or Path(text).exists()
+    except OSError:  # a question is often too long for a file name
+        return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""From what a user names (a model path, a hub id, a service) to a tokenizer and a client."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memjax.data.token_estimate import EstimatedTokenizer
+from memjax.rollout.client import Client
+from memjax.rollout.http import DEFAULT_URL, HttpClient, served_models
+
+if TYPE_CHECKING:
+    from memjax.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model that runs in this process: a directory, a .gguf file or a hub id."""
+
+    model: str
+
+    def fingerprint(self) -> str:
+        """A hash that tells other weights from these; it reads only the ends of each file."""
+        path = Path(self.model)
+        if not path.exists():
+            return self.model
+        files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), path / "config.json"])
+        digest = hashlib.sha256()
+        for file in files:
+            if file.exists():
+                digest.update(_ends_of(file))
+        return digest.hexdigest()[:16]
+
+    def trained_window(self) -> int:
+        """The most tokens that the model was made for. Raises ValueError for what is no model."""
+        from memjax.checkpoint import locate, read_config
+        from memjax.checkpoint.gguf import GGUFModel
+
+        path = locate(self.model)
+        config = read_config(path) if path.is_dir() else GGUFModel(path).config
+        stretched = config.rope.factor * config.rope.original_max_position_embeddings
+        return max(config.max_position_embeddings, int(stretched))
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model behind an OpenAI-compatible address."""
+
+    url: str
+    model: str
+    window: int | None = None
+
+    def trained_window(self) -> int | None:
+        """The most tokens that the service takes, where it said so."""
+        return self.window
+
+    def fingerprint(self) -> str:
+        """The model's name: where it is served may change between two runs."""
+        return self.model
+
+
+ModelChoice = LocalModel | Service
+
+
+def choose_model(model: str | None, url: str | None, environ: Mapping[str, str]) -> ModelChoice:
+    """Whom to ask: `url` or the environment's URL is a service, unless `model` is a path that exists.
+
+    Without `model` a service that serves exactly one is asked for it.
+    """
+    if url is None and model is not None and Path(model).exists():
+        return LocalModel(model)
+    url = url or environ.get("URL")
+    if url:
+        served = served_models(url, environ.get("API_KEY", ""))
+        if model is None:
+            if len(served) != 1:
+                raise ValueError(f"{url} {_offers(served)}: say which with --model NAME")
+            (model,) = served
+        return Service(url, model, served.get(model))
+    if model is None:
+        raise ValueError(
+            "no model given: --model takes a directory in Hugging Face's layout, a .gguf file or a hub id like "
+            f"Qwen/Qwen2.5-0.5B-Instruct; --url (or the variable URL) takes a service, for example {DEFAULT_URL}"
+        )
+    return LocalModel(model)
+
+
+def load_tokenizer(choice: ModelChoice, tokenizer: str | None) -> Tokenizer | EstimatedTokenizer:
+    """The model's tokenizer; an estimate for a service when none is named."""
+    if isinstance(choice, Service) and tokenizer is None:
+        return EstimatedTokenizer()
+    from memjax.tokenizer import Tokenizer
+
+    return Tokenizer.load(tokenizer or choice.model)
+
+
+def open_client(
+    choice: ModelChoice,
+    tokenizer: Tokenizer | EstimatedTokenizer,
+    *,
+    length: int,
+    slots: int,
+    dtype: str | None,
+) -> Client:
+    """A client for conversations of up to `length` tokens, `slots` at a time; a local model is loaded for it."""
+    if isinstance(choice, Service):
+        return HttpClient(choice.model, tokenizer, url=choice.url, window=choice.window)
+    if dtype not in (None, "float32", "bfloat16"):
+        raise ValueError(f"--dtype must be float32 or bfloat16, got {dtype!r}")
+    from memjax.rollout.local import LocalClient
+
+    return LocalClient.load(choice.model, max_length=length, slots=slots, dtype=dtype)
+
+
+def _offers(served: Mapping[str, int | None]) -> str:
+    return f"serves {', '.join(served)}" if served else "does not say which models it serves"
+
+
+def _ends_of(file: Path, size: int = 1 << 20) -> bytes:
+    with open(file, "rb") as raw:
+        head = raw.read(size)
+        length = raw.seek(0, 2)
+        raw.seek(max(0, length - size))
+        return f"{file.name} {length} ".encode() + head + raw.read(size)
