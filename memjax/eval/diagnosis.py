@@ -145,7 +145,7 @@ def _named(item: Mapping[str, Any], text: str, task: Task) -> Evidence:
     return Evidence(
         title or " ".join(text[:_NAME_CHARS].split()),
         (text,),
-        tuple(word for word in words if word.casefold() not in _WITHOUT_WORDS),
+        tuple(word for word in dict.fromkeys(words) if word.casefold() not in _WITHOUT_WORDS),
     )
 
 

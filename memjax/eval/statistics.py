@@ -43,7 +43,8 @@ def wilson(successes: float, count: int, confidence: float = 0.95) -> tuple[floa
     scale = 1 + z * z / count
     centre = (p + z * z / (2 * count)) / scale
     half = z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count)) / scale
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # Exactly 0 and 1 at the ends, where rounding would leave them just inside.
+    return 0.0 if successes == 0 else centre - half, 1.0 if successes == count else centre + half
 
 
 def bootstrap(scores: Sequence[float], confidence: float = 0.95, seed: int = 0) -> tuple[float, float]:

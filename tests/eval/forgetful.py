@@ -1,0 +1,68 @@
+"""Documents with one fact and a reader that forgets it with a known probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memjax.agents.base import Budgets
+from memjax.agents.memagent import MemAgent
+from memjax.eval.run import Evaluator, Job
+from memjax.eval.scoring import PRESETS
+from memjax.rewards.pool import RewardPool
+from memjax.rollout.client import Client, Prompt
+from memjax.rollout.fake import ByteTokenizer, NeedleReader, ScriptedClient
+from memjax.trajectory import Completion, SamplingParams, Task
+
+CHUNK = 64  # bytes, which are the tokens of the byte tokenizer
+PATTERN = r"The code of (?:\w+) is (\d+)\."
+
+
+def fact_task(number: int, chunks: int, place: int = 0) -> Task:
+    """A task whose answer stands in chunk `place` of `chunks`."""
+    code = str(100_000 + 7919 * number)
+    fact = f"The code of box{number} is {code}."
+    pages = [fact if page == place else f"Nothing of note on page {page}." for page in range(chunks)]
+    context = "".join(page.ljust(CHUNK) for page in pages)
+    return Task(
+        f"box{number}",
+        f"What is the code of box{number}?",
+        context,
+        (code,),
+        extra={"evidence": [{"text": fact, "start": place * CHUNK, "end": place * CHUNK + len(fact)}]},
+    )
+
+
+def jobs(cell: str, tasks: list[Task]) -> list[Job]:
+    return [Job.of(cell, number, task) for number, task in enumerate(tasks)]
+
+
+def evaluator(client: Client, pool: RewardPool, agent: object | None = None, preset: str = "greedy") -> Evaluator:
+    reader = agent or MemAgent(ByteTokenizer(), budgets=Budgets(question=64, chunk=CHUNK, memory=256, answer=64))
+    return Evaluator(client, reader, ByteTokenizer().decode, PRESETS[preset], pool, "commit", "config")  # type: ignore[arg-type]
+
+
+def forgetful(forget: float) -> ScriptedClient:
+    return ScriptedClient(NeedleReader(PATTERN, forget))
+
+
+@dataclass
+class Wrapped:
+    """A client that lets `before` look at every call, with its number, and raise."""
+
+    client: Client
+    before: object
+    calls: int = 0
+    model: str = "wrapped"
+    window: int | None = None
+
+    async def complete(self, prompt: Prompt, params: SamplingParams) -> list[Completion]:
+        self.calls += 1
+        self.before(self.calls - 1)  # type: ignore[operator]
+        return await self.client.complete(prompt, params)
+
+    async def close(self) -> None:
+        pass
+
+
+def broken_metric(prediction: str, answers: tuple[str, ...]) -> float:
+    raise LookupError("no such thing")
