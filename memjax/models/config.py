@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -30,6 +32,22 @@ class ModelOptions:
     remat: bool = False
     attention: AttentionBody = "auto"
     layout: Layout | None = None
+
+    @property
+    def platform(self) -> str:
+        """Where the model runs: the platform of the layout's mesh, or the default one."""
+        return self.layout.mesh.devices.flat[0].platform if self.layout else jax.default_backend()
+
+
+def default_param_dtype() -> jnp.dtype:
+    """bfloat16, except on CPUs that multiply it slower than float32 because they lack instructions for it."""
+    if jax.default_backend() != "cpu":
+        return jnp.dtype(jnp.bfloat16)
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split()
+    except OSError:  # not Linux
+        flags = []
+    return jnp.dtype(jnp.bfloat16 if {"avx512_bf16", "amx_bf16"} & set(flags) else jnp.float32)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The key-value cache: an explicit pytree. Letters: L layers, B slots, S cache length, K kv heads, H head size."""
+"""The key-value cache: an explicit pytree. Letters: L layers, B slots, S cache length, T time, K kv heads, H head size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from memjax.models.config import ModelOptions, Qwen2Config
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerCache:
-    """Keys (already rotated) and values of one layer, [B,S,K,H]; of all layers, [L,B,S,K,H], when they are scanned."""
+    """Keys (already rotated) and values of one layer, [B,K,S,H]; of all layers, [L,B,K,S,H], when they are scanned.
+
+    Heads come before time because TPUs tile the last two axes: with two or four kv heads there, every step would copy the
+    whole cache into another layout (seen in the programs of the TPU compiler). CPUs are indifferent.
+    """
 
     k: jax.Array
     v: jax.Array
@@ -25,16 +29,21 @@ KVCache = tuple[LayerCache, ...]
 """One LayerCache per layer, or a single one holding all layers when they are scanned."""
 
 
+def cache_length(cache: KVCache) -> int:
+    """How many tokens a slot can hold."""
+    return cache[0].k.shape[-2]
+
+
 def abstract_cache(
     config: Qwen2Config, options: ModelOptions, batch: int, length: int, dtype: DTypeLike | None = None
 ) -> KVCache:
     """Shapes, dtypes and, where the options have a layout, shardings of a cache; the dtype defaults to compute_dtype."""
-    shape: tuple[int, ...] = (batch, length, config.num_key_value_heads, config.head_dim)
-    names: tuple[str | None, ...] = ("batch", None, "kv_heads", "head_dim")
+    shape: tuple[int, ...] = (batch, config.num_key_value_heads, length, config.head_dim)
+    names: tuple[str | None, ...] = ("batch", "kv_heads", None, "head_dim")
     if options.scan_layers:
         shape, names = (config.num_hidden_layers, *shape), ("layers", *names)
     sharding = options.layout.sharding(names, shape) if options.layout else None
-    leaf = jax.ShapeDtypeStruct(shape, dtype or options.compute_dtype, sharding=sharding)
+    leaf = jax.ShapeDtypeStruct(shape, options.compute_dtype if dtype is None else dtype, sharding=sharding)
     return (LayerCache(leaf, leaf),) * (1 if options.scan_layers else config.num_hidden_layers)
 
 
@@ -47,27 +56,31 @@ def init_cache(
 
 
 def write(
-    buffer: Float[Array, "*L B S K H"],
-    new_BTKH: Float[Array, "B T K H"],
+    buffer: Float[Array, "*L B K S H"],
+    new_BKTH: Float[Array, "B K T H"],
     start_B: Int[Array, "B"],
     layer: Int[Array, ""] | None = None,
-) -> Float[Array, "*L B S K H"]:
+) -> Float[Array, "*L B K S H"]:
     """Put row b's T entries at start_B[b] (of `layer`, in a stacked buffer). The caller sees to start + T <= S."""
-    new = new_BTKH.astype(buffer.dtype)
+    new = new_BKTH.astype(buffer.dtype)
+
+    def put(row_KSH: jax.Array, new_KTH: jax.Array, start: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(row_KSH, new_KTH, (0, start, 0))
+
+    def put_in_layer(row_LKSH: jax.Array, new_KTH: jax.Array, start: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(row_LKSH, new_KTH[None], (layer, 0, start, 0))
+
     if layer is None:
-        put = lambda row, x, start: jax.lax.dynamic_update_slice(row, x, (start, 0, 0))  # noqa: E731
         return jax.vmap(put)(buffer, new, start_B)
-    put = lambda rows, x, start: jax.lax.dynamic_update_slice(rows, x[None], (layer, start, 0, 0))  # noqa: E731
-    return jax.vmap(put, in_axes=(1, 0, 0), out_axes=1)(buffer, new, start_B)
+    return jax.vmap(put_in_layer, in_axes=(1, 0, 0), out_axes=1)(buffer, new, start_B)
 
 
 def take_row(cache: KVCache, slot: Int[Array, ""], length: int) -> KVCache:
     """The first `length` entries of one slot, as a cache of batch 1."""
 
     def take(x: jax.Array) -> jax.Array:
-        batch = x.ndim - 4
-        row = jax.lax.dynamic_slice_in_dim(x, slot, 1, axis=batch)
-        return jax.lax.slice_in_dim(row, 0, length, axis=batch + 1)
+        row = jax.lax.dynamic_slice_in_dim(x, slot, 1, axis=x.ndim - 4)
+        return jax.lax.slice_in_dim(row, 0, length, axis=x.ndim - 2)
 
     return jax.tree.map(take, cache)
 

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from memjax.models import kv_cache
-from memjax.models.attention import attend
+from memjax.models.attention import attend_cache, attend_segments
 from memjax.models.config import ModelOptions, Qwen2Config
 from memjax.models.kv_cache import KVCache, LayerCache
 from memjax.models.layers import MLP, Linear, RMSNorm, matmul, parameter
@@ -40,15 +40,17 @@ class SelfAttention(nnx.Module):
         self.k_proj = Linear((k * h, d), kv, options, rngs, std=std, bias=True, units=(k, d))
         self.v_proj = Linear((k * h, d), kv, options, rngs, std=std, bias=True, units=(k, d))
         self.o_proj = Linear((d, n * h), q[::-1], options, rngs, std=std, units=(d, n))
-        self.head_dim = h
+        self.head_dim, self.layout = h, options.layout
 
     def __call__(self, x_BTD: Float[Array, "B T D"], rope: Rope, attend_: Attend, cache: Any) -> tuple[jax.Array, Any]:
         """Attend, and put the keys and values into `cache`."""
         b, t, _ = x_BTD.shape
         q_BTNH, k_BTKH, v_BTKH = (
-            project(x_BTD).reshape(b, t, -1, self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
+            constrain(project(x_BTD).reshape(b, t, -1, self.head_dim), self.layout, ("batch", "time", heads, None))
+            for project, heads in ((self.q_proj, "q_heads"), (self.k_proj, "kv_heads"), (self.v_proj, "kv_heads"))
         )
-        out_BTNH, cache = attend_(rotate(q_BTNH, *rope), rotate(k_BTKH, *rope), v_BTKH, cache)
+        k_BKTH, v_BKTH = rotate(k_BTKH, *rope).swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
+        out_BTNH, cache = attend_(rotate(q_BTNH, *rope), k_BKTH, v_BKTH, cache)
         return self.o_proj(out_BTNH.reshape(b, t, -1)), cache
 
 
@@ -110,7 +112,7 @@ class Qwen2(nnx.Module):
         """Hidden states of whole sequences, causal within a segment."""
 
         def attend_(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-            return attend(q, k, v, self.options, segment_ids_BT=segment_ids_BT), cache
+            return attend_segments(q, k, v, segment_ids_BT, self.options), cache
 
         hidden_BTD, _ = self._layers(tokens_BT, positions_BT, lambda layer: attend_, None)
         return hidden_BTD
@@ -126,7 +128,7 @@ class Qwen2(nnx.Module):
                     kv_cache.write(cache.k, k, start_B, layer), kv_cache.write(cache.v, v, start_B, layer)
                 )
                 seen = jax.tree.map(lambda x: x if layer is None else x[layer], cache)
-                return attend(q, seen.k[:, :window], seen.v[:, :window], self.options, start_B=start_B), cache
+                return attend_cache(q, seen.k, seen.v, start_B, window, self.options), cache
 
             return attend_
 
