@@ -90,12 +90,12 @@ def _tasks_of(
 ) -> Iterator[Task]:
     if "data" in row and "question" not in row:
         yield from task_formats.squad(row)
-    elif "_id" in row:
-        yield task_formats.hotpotqa(row)
     elif "reward_model" in row:
         yield task_formats.memagent_training(row, position, corpus)
     elif "input" in row:
         yield task_formats.ruler(row, position, path, corpus)
+    elif "_id" in row:
+        yield task_formats.hotpotqa(row)
     else:
         yield _own_task(row, path, open_corpus)
 

@@ -179,7 +179,7 @@ class _Worker:
                 self._process.kill()
                 code = self._process.wait()
         self._process = self._pipe = None
-        return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
     def _ready_pipe(self) -> Connection:
         if self._process is not None and self._process.poll() is not None:
@@ -187,17 +187,17 @@ class _Worker:
         return self._pipe or self._start()
 
     def _start(self) -> Connection:
-        self._pipe, theirs = Pipe()
+        ours, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-c", _WORKER, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._pipe = ours
         try:
-            self._pipe.send(sys.path)
-            if self._pipe.poll(_START_SECONDS):
-                self._pipe.recv()
-                return self._pipe
-            raise RuntimeError(
-                f"a reward process did not start within {_START_SECONDS:g} s; is the machine overloaded?"
-            )
-        except (EOFError, OSError) as failure:
-            raise RuntimeError(f"a reward process could not start ({self.stop()}); its stderr says why") from failure
+            ours.send(sys.path)
+            started = ours.poll(_START_SECONDS) and ours.recv() == "ready"
+        except (EOFError, OSError):
+            started = False
+        if not started:
+            limit = f"{_START_SECONDS:g} s"
+            raise RuntimeError(f"a reward process did not start within {limit} ({self.stop()}); its stderr says why")
+        return ours

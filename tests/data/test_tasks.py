@@ -81,9 +81,9 @@ NVIDIA = [
     ),
     (
         "vt/validation.jsonl",
-        "Track the variables.\n\nVAR A = 1\nQuestion: Which? Answer: A\n\nVAR B = 2\nQuestion: Which are 2? Answer: They are",
+        "Track them.\n\nVAR A = 1\nQuestion: Which? Answer: A\n\nVAR B = 2\nQuestion: Which are 2? Answer: They are",
         "",
-        ("Which are 2?", "Track the variables.\n\nVAR A = 1\nQuestion: Which? Answer: A\n\nVAR B = 2"),
+        ("Which are 2?", "Track them.\n\nVAR A = 1\nQuestion: Which? Answer: A\n\nVAR B = 2"),
         "ruler_all",
     ),
     (
@@ -256,7 +256,7 @@ def test_an_array_read_in_pieces_is_the_array(tmp_path_factory, rows, escaped, s
 
 
 def test_a_task_over_a_corpus_never_holds_its_text(tmp_path):
-    size = 20_000_000  # characters
+    size = 5_000_000  # characters
     write_corpus(tmp_path / "corpus.jsonl", ("word " * 200 for _ in range(size // 1000)))
     row = {"context": list(range(size // 1000)), "input": "Which?", "answers": ["x"]}
     path = write(tmp_path / "eval.json", [row])
@@ -278,7 +278,7 @@ def test_a_corpus_refuses_what_it_does_not_have(tmp_path):
     with pytest.raises(ValueError, match="has documents 0 to 1, not 2"):
         Documents(corpus, (0, 2))
     corpus.close()
-    with pytest.raises(ValueError, match="other.json, element 1: .*HotpotQA"):
+    with pytest.raises(ValueError, match=r"other.json, element 1: .*HotpotQA"):
         Corpus(write(tmp_path / "other.json", [{"a": 1}]))
     (tmp_path / "none.jsonl").touch()
     with pytest.raises(ValueError, match="holds no documents"):

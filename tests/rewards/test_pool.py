@@ -43,7 +43,7 @@ def test_the_pool_gives_the_values_of_score_in_order():
     ("prediction", "error"),
     [
         ("hang", "took longer than 1 s"),
-        ("crash", "ended its process (signal SIGKILL)"),
+        ("crash", "ended its process (signal 9)"),
         ("exit", "ended its process (exit code 3)"),
         ("raise", "raised LookupError: no such thing"),
         ("nan", "gave nan"),
@@ -123,7 +123,7 @@ def test_closing_ends_items_under_way():
         time.sleep(0.01)
     time.sleep(0.2)
     pool.close()
-    assert under_way.result().value == 0.0
+    assert "ended its process (signal 9)" in under_way.result().error
     assert waiting.cancelled()
 
 
@@ -152,3 +152,12 @@ os.kill(os.getpid(), 9)
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     run = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
     wait_for_end(int(run.stdout))
+
+
+def test_a_worker_that_cannot_start_is_no_items_fault(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with RewardPool(workers=1) as pool:
+        with pytest.raises(RuntimeError, match=r"did not start .* \(exit code 1\)"):
+            pool.score(unruly("fine"))
+        monkeypatch.undo()
+        assert pool.score(Item("em", "a", ("a",))).value == 1.0
