@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from memjax.eval.config import load_config
+from memjax.eval.config import EvalConfig, load_config
 from memjax.eval.suites import SUITES
 from memjax.rollout.client import ClientError
+
+if TYPE_CHECKING:
+    from memjax.eval.report import Run, Table
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 
@@ -105,13 +109,21 @@ def run(
     console = Console(stderr=True)
     try:
         chosen = load_config(config, _as_settings(options))
-        _evaluate(chosen, console)
+        finished = _evaluate(chosen, console)
     except ValueError as error:
         _stop(console, str(error), USAGE)
     except (ClientError, RuntimeError, OSError) as error:
-        _stop(console, f"{error}", FAILURE)
+        _stop(console, str(error), FAILURE)
     except KeyboardInterrupt:
         _stop(console, "interrupted; finished samples are kept: run the same command again to go on", INTERRUPTED)
+    failed = sum(row.error is not None for row in finished.rows.values())
+    if failed:
+        console.print(
+            f"{failed} of {len(finished.rows)} samples failed and count as wrong; run the same command to retry them",
+            soft_wrap=True,
+        )
+    if failed == len(finished.rows):
+        raise typer.Exit(FAILURE)
 
 
 @app.command(no_args_is_help=True)
@@ -139,12 +151,11 @@ def report(
             markdown.write_text("\n".join(table.to_markdown() for table in tables), encoding="utf-8")
     except (ValueError, OSError) as error:
         _stop(Console(stderr=True), str(error), USAGE)
-    console = Console()
-    for table in tables:
-        console.print(table.to_rich())
+    _print(tables)
 
 
-def _evaluate(config: Any, console: Console) -> None:
+def _evaluate(config: EvalConfig, console: Console) -> Run:
+    """Run it under a progress display and print what came of it."""
     from memjax.eval.progress import TerminalProgress
     from memjax.eval.report import load_run
     from memjax.eval.report import report as tables_of
@@ -153,15 +164,14 @@ def _evaluate(config: Any, console: Console) -> None:
     with TerminalProgress(console) as progress:
         asyncio.run(evaluate(config, progress))
     run = load_run(config.out)
-    for table in tables_of([run]):
-        Console().print(table.to_rich())
-    failed = sum(row.error is not None for row in run.rows.values())
-    if failed:
-        console.print(
-            f"{failed} of {len(run.rows)} samples failed and count as wrong; run the same command to retry them"
-        )
-    if failed == len(run.rows):
-        raise typer.Exit(FAILURE)
+    _print(tables_of([run]))
+    return run
+
+
+def _print(tables: Sequence[Table]) -> None:
+    console = Console()
+    for table in tables:
+        console.print(table.to_rich())
 
 
 def _as_settings(options: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +192,7 @@ def _name_and_path(entry: str) -> tuple[str, str]:
     return name, path
 
 
-def _stop(console: Console, message: str, code: int) -> None:
+def _stop(console: Console, message: str, code: int) -> NoReturn:
     console.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 

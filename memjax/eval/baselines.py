@@ -63,15 +63,7 @@ class MiddleCut:
         error = None
         started = time.perf_counter()
         try:
-            room = self.single.room_for_text(task.question, client.window)
-            if room is None:
-                raise ValueError(
-                    f"the window of {client.model} is not known, so nothing can be cut to it: give --window"
-                )
-            if room < MIN_CHUNK_TOKENS:
-                raise ValueError(
-                    f"the window of {client.model} ({client.window} tokens) leaves {room} for a text: raise --window"
-                )
+            room = self._room(task.question, client)
             tags = self.single.prompt.tags
             chunk = next(read_chunks(task.context, self.single.tokenizer, room, tags=tags, max_chunks=1), None)
             ids = chunk.ids if chunk else ()
@@ -89,6 +81,17 @@ class MiddleCut:
             timings={"answering": time.perf_counter() - started},
             counters=counters | generation_counters(turns),
         )
+
+    def _room(self, question: str, client: Client) -> int:
+        """The tokens that are left for text."""
+        if client.window is None:
+            raise ValueError(f"the window of {client.model} is not known, so no text can be cut to it: give --window")
+        room = client.window - self.single.window_needed(0, question)
+        if room < MIN_CHUNK_TOKENS:
+            raise ValueError(
+                f"the window of {client.model} ({client.window} tokens) leaves {room} for a text: raise --window"
+            )
+        return room
 
 
 def shown_task(task: Task, agent: AgentName) -> Task:

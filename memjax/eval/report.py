@@ -42,7 +42,7 @@ class Table:
 
         table = Terminal(title=self.title, caption=self.note or None, title_justify="left", caption_justify="left")
         for number, column in enumerate(self.header):
-            table.add_column(column, justify="left" if number < 2 else "right")
+            table.add_column(column, justify="left" if number < 2 else "right", overflow="fold")
         for row in self.rows:
             table.add_row(*row)
         return table
@@ -95,6 +95,8 @@ def scores_table(runs: Sequence[Run]) -> Table:
     lines = []
     for run, cell, rows in _every_cell(runs):
         scores = interval([row.score for row in rows])
+        # One right and one wrong sample are added (Laplace), or 0 right of 5 would promise that one sample is enough.
+        shrunk = (scores.mean * scores.count + 1) / (scores.count + 2)
         lines.append(
             (
                 run.name,
@@ -104,7 +106,7 @@ def scores_table(runs: Sequence[Run]) -> Table:
                 f"{_percent(scores.low)} .. {_percent(scores.high)}",
                 str(scores.count),
                 str(sum(row.error is not None for row in rows)),
-                str(samples_needed(2 * scores.mean * (1 - scores.mean))),
+                str(samples_needed(2 * shrunk * (1 - shrunk))),
             )
         )
     header = ("run", "cell", "metric", "score %", "95 % interval", "samples", "failed", "n for 3 points")
@@ -138,10 +140,13 @@ def cost_table(runs: Sequence[Run]) -> Table:
             )
         )
     header = (
-        "run", "cell", "document tokens", "per second", "calls/sample", "generated/sample", "prompt/sample", "seconds",
-        "cut replies", "tokens left out",
+        "run", "cell", "document", "per s", "calls", "generated", "prompt", "seconds", "cut replies", "left out",
     )  # fmt: skip
-    return Table("Cost", header, tuple(lines), "Seconds in which at least one sample of the cell was being read.")
+    note = (
+        "Document tokens read, and per second; calls, generated and prompt tokens per sample; seconds in which at least "
+        "one sample was being read; replies that ended at their budget; document tokens cut out to fit a window."
+    )
+    return Table("Cost", header, tuple(lines), note)
 
 
 def diagnosis_table(runs: Sequence[Run]) -> Table:
@@ -153,12 +158,12 @@ def diagnosis_table(runs: Sequence[Run]) -> Table:
             continue
         stages = Counter(fate.stage for fate in fates)
         rates = counters(fates)
-        names = ("capture_rate", "retention_rate_per_update", "retention_rate", "use_rate")
+        names = ("capture_rate", "retention_rate", "retention_rate_per_update", "use_rate")
         values = [_percent(rates[f"memory/{name}"]) if f"memory/{name}" in rates else "" for name in names]
         lines.append((run.name, cell, str(len(fates)), *(str(stages[stage]) for stage in STAGES), *values))
     header = (
         "run", "cell", "facts", "unseen", "not captured", "dropped", "not used", "kept",
-        "capture %", "retention % per update", "retention %", "use %",
+        "capture %", "retention %", "per update %", "use %",
     )  # fmt: skip
     note = (
         "Facts that the answer needs, by what became of them; each rate is of those that passed the stage before. A "
@@ -210,7 +215,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
                     f"{100 * result.difference.low:+.1f} .. {100 * result.difference.high:+.1f}",
                     f"{result.p_value:.3f}",
                     str(len(pairs)),
-                    str(result.samples_for_3_points),
+                    str(result.samples_for_3_points or ""),
                 )
             )
     header = ("pair", "cell", "points", "95 % interval", "p", "shared samples", "n for 3 points")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -47,6 +48,7 @@ class Watcher(Protocol):
 
 async def evaluate(config: EvalConfig, watcher: Watcher) -> dict[str, Any]:
     """Run what the results directory lacks and return results.json. ValueError for what the config gets wrong."""
+    cells = cells_of(config)
     choice = _chosen(config)
     tokenizer = load_tokenizer(choice, config.tokenizer)
     if isinstance(tokenizer, EstimatedTokenizer):
@@ -64,11 +66,11 @@ async def evaluate(config: EvalConfig, watcher: Watcher) -> dict[str, Any]:
         stack.callback(maker.close)
         make_evaluate = partial(open_evaluator, config, choice, commit(), digest(identity))
         if config.ray:
-            await _run_on_ray(config, make_evaluate, maker, results, watcher)
+            await _run_on_ray(config, cells, make_evaluate, maker, results, watcher)
         else:
-            evaluator = make_evaluate(tokenizer, watcher.say)
+            evaluator = make_evaluate(tokenizer)
             try:
-                await _run(config, evaluator, maker, results, watcher, config.concurrency)
+                await _run(config, cells, evaluator, maker, results, watcher, config.concurrency)
             finally:
                 await evaluator.close()
         return results.finish()
@@ -80,15 +82,12 @@ def open_evaluator(
     commit: str,
     config_hash: str,
     tokenizer: AnyTokenizer | None = None,
-    say: Callable[[str], None] = print,
 ) -> Evaluator:
     """The evaluator of a config with its model ready, in this process."""
     tokenizer = tokenizer or load_tokenizer(choice, config.tokenizer)
-    client = open_client(
-        choice, tokenizer, length=conversation_tokens(config), slots=config.concurrency, dtype=None, progress=say
-    )
+    length = min(conversation_tokens(config), choice.trained_window() or sys.maxsize)
     return Evaluator(
-        client=client,
+        client=open_client(choice, tokenizer, length=length, slots=config.concurrency, dtype=None),
         agent=make_agent(config, tokenizer).agent,
         decode=tokenizer.decode,
         preset=PRESETS[config.preset],
@@ -119,6 +118,7 @@ def conversation_tokens(config: EvalConfig) -> int:
 
 async def _run(
     config: EvalConfig,
+    cells: list[Cell],
     evaluate: Evaluate,
     maker: TaskMaker,
     results: ResultsDirectory,
@@ -129,12 +129,13 @@ async def _run(
     for row in results.rows.values():
         if row.error is None:
             done.setdefault(row.cell, []).append(row)
-    watcher.begin(cells_of(config), config.samples or config.chosen.samples, done)
+    watcher.begin(cells, config.samples or config.chosen.samples, done)
     await run_jobs(maker.jobs(), evaluate, results, concurrency, watcher.finished)
 
 
 async def _run_on_ray(
     config: EvalConfig,
+    cells: list[Cell],
     make_evaluate: Callable[[], Evaluate],
     maker: TaskMaker,
     results: ResultsDirectory,
@@ -149,7 +150,7 @@ async def _run_on_ray(
     await asyncio.to_thread(ray.init, ignore_reinit_error=True, log_to_driver=False)
     with RayEvaluator(make_evaluate, config.concurrency, watcher.say) as evaluator:
         watcher.say(f"{evaluator.replicas} replicas")
-        await _run(config, evaluator, maker, results, watcher, config.concurrency * evaluator.replicas)
+        await _run(config, cells, evaluator, maker, results, watcher, config.concurrency * evaluator.replicas)
 
 
 def _chosen(config: EvalConfig) -> ModelChoice:

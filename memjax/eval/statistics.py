@@ -31,7 +31,7 @@ class Comparison:
 
     difference: Interval  # mean of B - A
     p_value: float  # two-sided: how often resampling the differences around zero gives one as large
-    samples_for_3_points: int  # shared samples with which a true 3-point difference would be seen 4 times in 5
+    samples_for_3_points: int | None  # shared, to see a true one 4 times in 5; None where the runs never differ
 
 
 def wilson(successes: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -85,10 +85,11 @@ def compare(scores_a: Sequence[float], scores_b: Sequence[float], seed: int = 0)
     mean = float(differences.mean())
     # One is added above and below so that no finite number of resamples claims p = 0 (Davison & Hinkley 1997, 4.2).
     as_large = int(np.sum(np.abs(means - mean) >= abs(mean) - 1e-12))
+    variance = float(np.var(differences))
     return Comparison(
         Interval(mean, float(low), float(high), len(differences)),
         p_value=(as_large + 1) / (RESAMPLES + 1),
-        samples_for_3_points=samples_needed(float(np.var(differences))),
+        samples_for_3_points=samples_needed(variance) if variance else None,
     )
 
 

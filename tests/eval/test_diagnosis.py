@@ -103,9 +103,9 @@ def ask(client: RecordingClient, *parts: str | list[int]) -> None:
 def test_a_fact_in_the_memory_or_the_question_was_not_shown_by_the_chunk(as_ids):
     tokenizer = ByteTokenizer()
     replies = iter(["The code is 4711. Keep it.", "The code is 4711. Keep it.", "done"])
-    client = RecordingClient(
-        ScriptedClient(lambda prompt, params: next(replies)), tokenizer.decode, "Which? The code is 9.", [["code is 4711"], ["code is 9"]]
-    )  # fmt: skip
+    watched = [["code is 4711"], ["code is 9"]]
+    reader = ScriptedClient(lambda prompt, params: next(replies))
+    client = RecordingClient(reader, tokenizer.decode, "Which? The code is 9.", watched)
     part = tokenizer.encode if as_ids else (lambda text: text)
     ask(client, "Which? The code is 9.", "\n", part("no notes"), "\n", part("Chunk: The code\nis 4711."))
     ask(client, "Which? The code is 9.", "\n", part("The code is 4711. Keep it."), "\n", part("Chunk: nothing."))

@@ -3,7 +3,6 @@ import json
 import random
 
 import pytest
-from tests.eval.forgetful import Wrapped, evaluator, fact_task, forgetful, jobs
 
 from memjax.eval.diagnosis import counters
 from memjax.eval.results import ResultsDirectory
@@ -13,6 +12,7 @@ from memjax.rewards.pool import RewardPool
 from memjax.rollout.client import ClientError
 from memjax.rollout.fake import ScriptedClient
 from memjax.trajectory import Task
+from tests.eval.forgetful import Wrapped, evaluator, fact_task, forgetful, jobs
 
 FORGET = 0.1
 

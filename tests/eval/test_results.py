@@ -99,9 +99,9 @@ def test_a_task_that_changed_under_a_finished_sample_is_refused(tmp_path):
 
 
 def test_two_evaluations_do_not_write_to_one_directory(tmp_path):
-    with ResultsDirectory(tmp_path, CONFIG):
-        with pytest.raises(ValueError, match="in use by another evaluation"), ResultsDirectory(tmp_path, CONFIG):
-            pass
+    refused = pytest.raises(ValueError, match="in use by another evaluation")
+    with ResultsDirectory(tmp_path, CONFIG), refused, ResultsDirectory(tmp_path, CONFIG):
+        pass
     with ResultsDirectory(tmp_path, CONFIG):
         pass
 

@@ -1,0 +1,216 @@
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from memjax.data.tasks import write_tasks
+from memjax.eval.__main__ import app
+from memjax.eval.config import EvalConfig
+from memjax.eval.tasks import TaskMaker
+from memjax.rollout.fake import ByteTokenizer, NeedleReader
+from tests.eval.forgetful import PATTERN, fact_task
+from tests.eval.stub_service import serving
+
+HOTPOTQA = Path(__file__).parents[1] / "data" / "multihop" / "hotpotqa_40.json.gz"
+BUDGETS = ["--question-tokens", "64", "--chunk-tokens", "96", "--memory-tokens", "128", "--answer-tokens", "64"]
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    write_tasks(file, [fact_task(number, chunks=6) for number in range(12)])
+    return file
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def of_file(tasks, url, out):
+    return ["file", "--data", f"tasks={tasks}", "--url", url, "--out", out, *BUDGETS]
+
+
+def results_without_commit(out):
+    """The file's text but for the commit, which may change while this test runs on somebody's checkout."""
+    return [line for line in (out / "results.json").read_text().splitlines() if "git_hash" not in line]
+
+
+def test_a_run_killed_in_the_middle_and_resumed_gives_the_results_of_an_uninterrupted_one(tmp_path, tasks):
+    with serving(NeedleReader(PATTERN, forget=0.2), seconds=0.02) as service:
+        whole = invoke(*of_file(tasks, service.url, tmp_path / "whole"))
+        assert whole.exit_code == 0, whole.output
+        calls = len(service.prompts)
+
+        command = [sys.executable, "-m", "memjax.eval", *map(str, of_file(tasks, service.url, tmp_path / "killed"))]
+        process = subprocess.Popen(
+            [*command, "--concurrency", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        samples = tmp_path / "killed" / "samples_file.jsonl"
+        deadline = time.monotonic() + 60
+        while not (samples.exists() and samples.read_bytes().count(b"\n") >= 4) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        finished = samples.read_bytes().count(b"\n")
+        assert 4 <= finished < 12
+        assert not (tmp_path / "killed" / "results.json").exists()
+
+        before = len(service.prompts)
+        resumed = invoke(*of_file(tasks, service.url, tmp_path / "killed"))
+        assert resumed.exit_code == 0, resumed.output
+        assert len(service.prompts) - before == calls * (12 - finished) // 12  # finished samples are not asked again
+    assert results_without_commit(tmp_path / "killed") == results_without_commit(tmp_path / "whole")
+    assert 0 < json.loads((tmp_path / "whole" / "results.json").read_text())["results"]["file"]["score"] < 1
+
+
+def test_failed_samples_are_shown_counted_and_retried_by_the_same_command(tmp_path, tasks):
+    with serving(NeedleReader(PATTERN)) as service:
+        service.status = lambda call: 400 if call < 3 else 200
+        first = invoke(*of_file(tasks, service.url, tmp_path / "out"), "--concurrency", 1)
+        assert first.exit_code == 0
+        assert "3 of 12 samples failed and count as wrong" in first.output
+        assert json.loads((tmp_path / "out" / "results.json").read_text())["results"]["file"]["score"] == 0.75
+        second = invoke(*of_file(tasks, service.url, tmp_path / "out"))
+        assert "failed and count" not in second.output
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["results"]["file"]["score"] == 1
+
+
+def test_a_run_without_a_single_answer_ends_with_failure(tmp_path, tasks):
+    with serving(NeedleReader(PATTERN)) as service:
+        service.status = lambda call: 401
+        result = invoke(*of_file(tasks, service.url, tmp_path / "out"))
+    assert result.exit_code == 1
+    assert "12 of 12 samples failed" in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("agent", ["memagent", "single", "single-truncated", "no-context", "oracle"])
+def test_every_agent_runs_a_generated_suite(tmp_path, agent):
+    lengths = ["--lengths", "1k", "--samples", "2", "--window", "700" if agent == "single-truncated" else "4000"]
+    with serving(NeedleReader(r"A secret number for (?:\S+) is (\d+)\.")) as service:
+        budgets = ["--question-tokens", "64", "--chunk-tokens", "256", "--memory-tokens", "64", "--answer-tokens", "64"]
+        out = tmp_path / "out"
+        which = ["ruler", "--tasks", "niah_single_1", "--agent", agent, "--url", service.url, "--out", out]
+        result = invoke(*which, *lengths, *budgets)
+    assert result.exit_code == 0, result.output
+    cell = json.loads((out / "results.json").read_text())["results"]["niah_single_1_1k"]
+    assert cell["failed"] == 0
+    if agent == "memagent":
+        assert (cell["score"], cell["memory/capture_rate"], cell["memory/retention_rate"]) == (1.0, 1.0, 1.0)
+    asked = service.prompts[0]
+    assert ("secret number for" in asked.replace("Which secret", "")) == (agent in ("single", "oracle")) or agent in (
+        "memagent",
+        "single-truncated",
+    )
+    assert (cell["dropped_tokens"] > 0) == (agent == "single-truncated")
+
+
+def test_a_config_file_runs_and_options_go_over_it(tmp_path, tasks):
+    with serving(NeedleReader(PATTERN)) as service:
+        file = tmp_path / "eval.yaml"
+        file.write_text(
+            f"suite: file\ndata: {{tasks: {tasks}}}\nurl: {service.url}\nout: {tmp_path / 'out'}\nsamples: 5\n"
+            "chunk_tokens: 96\nmemory_tokens: 128\n"
+        )
+        result = invoke("--config", file, "--samples", 3)
+    assert result.exit_code == 0, result.output
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["samples"], config["chunk_tokens"], config["answer_tokens"]) == (3, 96, 1024)
+
+
+def test_a_directory_made_with_other_budgets_is_refused(tmp_path, tasks):
+    with serving(NeedleReader(PATTERN)) as service:
+        invoke(*of_file(tasks, service.url, tmp_path / "out"), "--samples", 1)
+        result = invoke(*of_file(tasks, service.url, tmp_path / "out"), "--samples", 1, "--chunk-tokens", "50")
+    assert result.exit_code == 2
+    assert "made with another config (chunk_tokens was 96, is 50)" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["smoky", "--out", "o"], "there is no suite 'smoky'; did you mean smoke?"),
+        (["smoke"], "out is missing"),
+        (["smoke", "--out", "o", "--tasks", "vt,cwe"], "smoke has no task 'cwe'"),
+        (["ruler-hotpotqa", "--out", "o"], "ruler-hotpotqa needs a file: give --data hotpotqa=PATH"),
+        (["ruler-hotpotqa", "--out", "o", "--data", "dev.json"], "--data takes NAME=PATH"),
+        (["ruler", "--out", "o", "--data", "squat=x"], "ruler has no use for data 'squat'; it takes squad, hotpotqa"),
+        (["hotpotqa", "--out", "o", "--data", "hotpotqa=x", "--lengths", "7k"], "leave --lengths out"),
+        (["smoke", "--out", "o", "--samples", "0"], "samples is 0"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read as YAML"),
+        (["smoke", "--out", "o"], "no model given: --model takes"),
+        (["report", "nowhere"], "nowhere has no config.json"),
+    ],
+)
+def test_bad_usage_ends_with_one_sentence_and_code_2(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("URL", raising=False)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"), [("7x", "such as 8192, 7k or 3.5m, got '7x'"), ("9m", "add files with distractors")]
+)
+def test_lengths_that_cannot_be_had_are_refused(tmp_path, lengths, message):
+    with serving(NeedleReader(PATTERN)) as service:
+        data = ["--data", f"hotpotqa={HOTPOTQA}", "--samples", 1]
+        result = invoke("ruler-hotpotqa", *data, "--lengths", lengths, "--url", service.url, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_an_unknown_key_of_a_config_file_names_the_nearest(tmp_path):
+    (tmp_path / "c.yaml").write_text("suite: smoke\nout: o\nchunk_token: 5\n")
+    result = invoke("--config", tmp_path / "c.yaml")
+    assert "there is no key 'chunk_token' in an evaluation; did you mean 'chunk_tokens'?" in " ".join(
+        result.output.split()
+    )
+
+
+def test_a_malformed_task_line_is_named(tmp_path, tasks):
+    with tasks.open("a") as file:
+        file.write('{"id": "x"\n')
+    with serving(NeedleReader(PATTERN)) as service:
+        result = invoke(*of_file(tasks, service.url, tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "tasks.jsonl, line 13" in result.output
+
+
+def test_a_file_measured_with_another_tokenizer_is_refused(tmp_path):
+    rows = [{"id": "a", "question": "q", "context": "c" * 90, "answers": ["x"], "extra": {"context_tokens": 30}}]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = EvalConfig(suite="file", out=tmp_path / "out", data={"tasks": tmp_path / "t.jsonl"})
+    with pytest.raises(ValueError, match="has 30 tokens, but this model's tokenizer counts 90"):
+        list(TaskMaker(config, ByteTokenizer(), tmp_path).jobs())
+
+
+def test_hotpotqa_and_longbench_files_run(tmp_path):
+    row = {"_id": "1", "input": "Which?", "context": "text", "answers": ["a", "b"], "length": 1, "dataset": "qasper"}
+    (tmp_path / "qasper.jsonl").write_text(json.dumps(row) + "\n")
+    with serving(lambda prompt, params: r"\boxed{b}") as service:
+        where = ["--url", service.url, "--agent", "single", "--window", "20000"]
+        long = ["longbench-qa", "--tasks", "qasper", "--data", f"longbench={tmp_path}"]
+        assert invoke(*long, *where, "--out", tmp_path / "long").exit_code == 0
+        hot = ["hotpotqa", "--data", f"hotpotqa={HOTPOTQA}", "--samples", 3]
+        assert invoke(*hot, *where, "--out", tmp_path / "hot").exit_code == 0
+    results = json.loads((tmp_path / "long" / "results.json").read_text())["results"]["qasper"]
+    assert results["score"] == results["longbench_f1,none"] == 1
+    golds = {row["_id"]: row["answer"] for row in json.loads(gzip.decompress(HOTPOTQA.read_bytes()))}
+    lines = [json.loads(line) for line in (tmp_path / "hot" / "samples_hotpotqa.jsonl").read_text().splitlines()]
+    assert all(line["target"] == [golds[line["id"]]] and line["metric"] == "hotpot_f1" for line in lines)
+
+
+def test_help_names_the_suites():
+    result = invoke("--help")
+    assert result.exit_code == 0
+    for name in ("ruler-hotpotqa", "longbench-qa", "smoke", "report"):
+        assert name in result.output
