@@ -15,7 +15,7 @@ BOOKS = tuple(
 )
 """Books in the public domain that memjax carries: about half a million tokens."""
 
-_BLOCK_CHARS = 1 << 16
+_BLOCK_CHARS = 1 << 13
 # A run without spaces (a URL, a Chinese sentence) is cut into several words that join again without a space.
 _WORD = re.compile(r"(\s*)(\S{1,24})")
 _SENTENCE_END = re.compile(r"[.!?。！？][\"'”’)\]]*$")
@@ -69,15 +69,17 @@ def _words(path: Path) -> Iterator[str]:
     try:
         with _open_text(path) as file:
             while block := file.read(_BLOCK_CHARS):
-                found = _WORD.findall(rest + block)
-                if not found:
-                    continue
-                rest = "".join(found.pop())  # it may go on in the next block
-                yield from (" " + text if space else text for space, text in found)
+                text = rest + block
+                found = list(_WORD.finditer(text))
+                yield from map(_spaced, found[:-1])
+                rest = text[found[-1].start() :] if found else text  # the last word may go on in the next block
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the haystack file {path} as UTF-8 text: {error}") from error
-    for space, text in _WORD.findall(rest):
-        yield " " + text if space else text
+    yield from map(_spaced, _WORD.finditer(rest))
+
+
+def _spaced(word: re.Match[str]) -> str:
+    return " " + word[2] if word[1] else word[2]
 
 
 def _open_text(path: Path) -> IO[str]:

@@ -14,7 +14,9 @@ from memjax.data.multihop import Example
 from memjax.data.seeds import derive_seed, stream
 from memjax.trajectory import Task
 
-_LAST_CANDIDATES = 512  # distractors looked through for the one that fills the remaining gap best
+# What fills the last gap is looked for among this many distractors, again after each of a few that are too large.
+_LAST_CANDIDATES = 512
+_LAST_TRIES = 16
 
 
 class Pool:
@@ -122,6 +124,7 @@ def _choose(example: Example, pool: Pool, room: int, rng: random.Random) -> list
             f"ask for a longer context"
         )
     chosen = list(must)
+    tries = 0
     candidates = may + _distractors([*must, *may], pool, rng)
     for place, number in enumerate(candidates):
         heading = pool.heading_tokens(len(chosen) + 1)
@@ -129,7 +132,11 @@ def _choose(example: Example, pool: Pool, room: int, rng: random.Random) -> list
             used += heading + pool.tokens(number)
             chosen.append(number)
         elif place >= len(may):
-            return chosen + _closest(candidates[place : place + _LAST_CANDIDATES], pool, room - used - heading)
+            gap = room - used - heading
+            last = _closest(candidates[place : place + _LAST_CANDIDATES], pool, gap)
+            tries += 1
+            if gap - sum(map(pool.tokens, last)) <= room // 250 or tries == _LAST_TRIES:
+                return chosen + last
     return chosen
 
 

@@ -45,7 +45,8 @@ class CommonWordsDraft:
         words = list(self.answers) + self._uncommon(units)
         repeats = np.repeat([self.often, self.seldom], [COMMON_WORDS, units])
         items = np.repeat(np.arange(len(words), dtype=np.int32), repeats)
-        for i, item in enumerate(items[_permutation(len(items), self.seed)], start=1):
+        _shuffle(items, self.seed)
+        for i, item in enumerate(items, start=1):
             yield f"{' ' if i > 1 else ''}{i}. {words[item]}"
 
     def _shuffled_vocabulary(self) -> list[str]:
@@ -98,7 +99,8 @@ class FrequentWordsDraft:
         zeta_2 = math.pi**2 / 6
         counts = (units / zeta_2 / np.arange(1, len(ranked) + 1) ** 2.0).astype(np.int64)
         words = np.repeat(np.arange(len(ranked), dtype=np.int32), counts)
-        for i, rank in enumerate(words[_permutation(len(words), self.seed)]):
+        _shuffle(words, self.seed)
+        for i, rank in enumerate(words):
             yield f"{' ' if i else ''}{ranked[rank]}"
 
     def _ranked(self) -> list[str]:
@@ -119,6 +121,6 @@ def draft_frequent_words(seed: int, length: int) -> FrequentWordsDraft:
     return FrequentWordsDraft(seed, max(COMMON_WORDS, length // 50))
 
 
-def _permutation(count: int, seed: int) -> np.ndarray:
+def _shuffle(items: np.ndarray, seed: int) -> None:
     # numpy promises the stream of RandomState for ever, that of a Generator only within a release.
-    return np.random.RandomState(derive_seed(seed, "order")).permutation(count).astype(np.int32)
+    np.random.RandomState(derive_seed(seed, "order")).shuffle(items)
