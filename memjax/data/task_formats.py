@@ -31,19 +31,27 @@ def squad(row: Mapping[str, Any]) -> Iterator[Task]:
 
 
 def hotpotqa(row: Mapping[str, Any]) -> Task:
-    """The task of a HotpotQA example; `extra["evidence"]` has the numbers of the supporting documents, from 1."""
-    titles = [title for title, _ in row["context"]]
+    """The task of an example of HotpotQA (or 2WikiMultihopQA, which has its form).
+
+    `extra["evidence"]` says where the supporting documents stand: number from 1, title, characters [start, end).
+    """
+    documents = hotpot_documents(row)
     supporting = {title for title, _ in row["supporting_facts"]}
+    context, evidence = "", []
+    for number, piece in enumerate(numbered(documents), start=1):
+        context += piece
+        document = documents[number - 1]
+        title = document.partition("\n")[0]
+        if title in supporting:
+            place = {"start": len(context) - len(document), "end": len(context)}
+            evidence.append({"document": number, "title": title, **place})
     return Task(
         id=row["_id"],
         question=row["question"],
-        context="".join(numbered(hotpot_documents(row))),
+        context=context,
         answers=(row["answer"],),
         metric="hotpot_f1",
-        extra={
-            "evidence": [number for number, title in enumerate(titles, start=1) if title in supporting],
-            **_rest(row, "_id", "question", "context", "answer"),
-        },
+        extra={**_rest(row, "_id", "question", "context", "answer"), "evidence": evidence},
     )
 
 

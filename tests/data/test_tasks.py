@@ -132,6 +132,12 @@ def test_memagents_ruler_files_have_the_metric_of_their_task(tmp_path, name, met
     assert task.metric == metric
 
 
+def test_longbenchs_rows_are_read(tmp_path):
+    row = {"input": "Where?", "context": "Passage 1:\nParis", "answers": ["Seine"], "length": 3, "_id": "a"}
+    (task,) = read_tasks(write(tmp_path / "2wikimqa.jsonl", row), metric="longbench_f1")
+    assert (task.question, task.context, task.metric) == ("Where?", "Passage 1:\nParis", "longbench_f1")
+
+
 def test_memagents_parquet_is_read(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -167,7 +173,12 @@ def test_hotpotqas_original_json_is_read(tmp_path, packed):
     (task,) = read_tasks(path)
     assert (task.id, task.answers, task.metric) == ("5a8b", ("Seine",), "hotpot_f1")
     assert task.context.startswith("Document 1:\nÎle\nAn island. In the river.\n\nDocument 2:\nRome\n")
-    assert task.extra["evidence"] == [1, 3]
+    places = [(item["document"], item["title"], item["start"], item["end"]) for item in task.extra["evidence"]]
+    assert [place[:2] for place in places] == [(1, "Île"), (3, "Paris")]
+    assert [task.context[place[2] : place[3]] for place in places] == [
+        "Île\nAn island. In the river.",
+        "Paris\nOn the Seine.",
+    ]
     assert task.extra["supporting_facts"] == HOTPOT["supporting_facts"]
 
 
