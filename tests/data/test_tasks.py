@@ -4,7 +4,7 @@ import sys
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memjax.data import json_rows
@@ -257,6 +257,7 @@ values = st.recursive(
 )
 
 
+@settings(deadline=None)  # another process may hold the processor
 @given(st.lists(st.dictionaries(st.text(), values, max_size=3), max_size=5), st.booleans(), st.integers(1, 40))
 def test_an_array_read_in_pieces_is_the_array(tmp_path_factory, rows, escaped, size):
     path = tmp_path_factory.mktemp("array") / "rows.json"
