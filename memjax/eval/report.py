@@ -143,8 +143,8 @@ def cost_table(runs: Sequence[Run]) -> Table:
         "run", "cell", "document", "per s", "calls", "generated", "prompt", "seconds", "cut replies", "left out",
     )  # fmt: skip
     note = (
-        "Document tokens read, and per second; calls, generated and prompt tokens per sample; seconds in which at least "
-        "one sample was being read; replies that ended at their budget; document tokens cut out to fit a window."
+        "Document tokens read, and per second; calls, generated and prompt tokens per sample; seconds in which at "
+        "least one sample was being read; replies that ended at their budget; document tokens cut out to fit a window."
     )
     return Table("Cost", header, tuple(lines), note)
 
