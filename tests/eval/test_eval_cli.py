@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 from memjax.data.tasks import write_tasks
 from memjax.eval.__main__ import app
-from memjax.eval.config import EvalConfig
+from memjax.eval.config import EvalConfig, load_config
 from memjax.eval.tasks import TaskMaker
 from memjax.rollout.fake import ByteTokenizer, NeedleReader
 from tests.eval.forgetful import PATTERN, fact_task
 from tests.eval.stub_service import serving
 
 HOTPOTQA = Path(__file__).parents[1] / "data" / "multihop" / "hotpotqa_40.json.gz"
+CONFIGS = Path(__file__).parents[2] / "configs" / "eval"
 BUDGETS = ["--question-tokens", "64", "--chunk-tokens", "96", "--memory-tokens", "128", "--answer-tokens", "64"]
 
 
@@ -207,6 +208,13 @@ def test_hotpotqa_and_longbench_files_run(tmp_path):
     golds = {row["_id"]: row["answer"] for row in json.loads(gzip.decompress(HOTPOTQA.read_bytes()))}
     lines = [json.loads(line) for line in (tmp_path / "hot" / "samples_hotpotqa.jsonl").read_text().splitlines()]
     assert all(line["target"] == [golds[line["id"]]] and line["metric"] == "hotpot_f1" for line in lines)
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_config_file_loads_and_starts_with_its_command(file):
+    first = file.read_text().splitlines()[0]
+    assert first.startswith(f"# python -m memjax.eval --config configs/eval/{file.name}")
+    assert load_config(file, {"out": "runs/x"}).chosen
 
 
 def test_help_names_the_suites():
