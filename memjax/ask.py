@@ -216,8 +216,16 @@ async def read_and_answer(
     agent: MemAgent, document: Document, client: Client, state: AskState, path: Path, on_step: OnStep
 ) -> AskState:
     """Go on reading where `state` is, every question at the same chunk, and answer; the state is saved at each step."""
+    rest = islice(agent.chunks(document), state.chunks_read, None)
+    return await read_rest_and_answer(agent, rest, client, state, path, on_step)
+
+
+async def read_rest_and_answer(
+    agent: MemAgent, rest: Iterable[Chunk], client: Client, state: AskState, path: Path, on_step: OnStep
+) -> AskState:
+    """As `read_and_answer`, over the chunks that are still to be read."""
     save_state(path, state)
-    for chunk in islice(agent.chunks(document), state.chunks_read, None):
+    for chunk in rest:
         started = time.perf_counter()
         results = await _together(agent.read_chunk(reading, chunk, client) for reading in state.readings)
         turns = [turn for _, turn in results]

@@ -108,7 +108,7 @@ def _open_file(name: str, spool: Path, keep_spool: bool) -> InputFile:
         with open(name, "rb") as pipe:
             _copy_whole(pipe, spool)
     try:
-        return _inspected(path, shown)
+        return inspected(path, shown)
     except PermissionError:
         raise ValueError(f"{shown} cannot be read: its permissions do not allow it") from None
 
@@ -121,7 +121,8 @@ def _copy_whole(source: BinaryIO, target: Path) -> None:
     partial.rename(target)  # a run that is killed here must not leave half a document to resume from
 
 
-def _inspected(path: Path, name: str) -> InputFile:
+def inspected(path: Path, name: str) -> InputFile:
+    """Read the file at `path`, which people call `name`, from end to end; ValueError where it is no readable text."""
     size = path.stat().st_size
     if size == 0:
         raise ValueError(f"{name} is empty: there is nothing to read")

@@ -31,7 +31,7 @@ class LocalClient:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, model: str, prefix_capacity: int | None = None):
         self.model, self.window = model, engine.max_length
         self.engine, self.tokenizer = engine, tokenizer
-        self._scheduler = Scheduler(engine, tokenizer, prefix_capacity=prefix_capacity)
+        self.scheduler = Scheduler(engine, tokenizer, prefix_capacity=prefix_capacity)
 
     @classmethod
     def load(
@@ -61,7 +61,7 @@ class LocalClient:
     @property
     def counters(self) -> Counters:
         """What the scheduler has done so far."""
-        return self._scheduler.counters
+        return self.scheduler.counters
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile every program ahead, reporting (done, all of them); without it, each when it is first needed."""
@@ -72,16 +72,16 @@ class LocalClient:
     ) -> list[Completion]:
         """Draw `params.n` completions; `on_token` is called from the engine's thread."""
         rendered = self.tokenizer.render_prompt(prompt)
-        future = self._scheduler.submit(rendered.ids, params, shared=rendered.shared, on_token=on_token)
+        future = self.scheduler.submit(rendered.ids, params, shared=rendered.shared, on_token=on_token)
         return await asyncio.wrap_future(future)
 
     async def swap_weights(self, params: Any, version: int | None = None) -> int:
         """Run other weights from the next step on, and return their version."""
-        return await asyncio.wrap_future(self._scheduler.swap_weights(params, version))
+        return await asyncio.wrap_future(self.scheduler.swap_weights(params, version))
 
     async def close(self) -> None:
         """Fail what is under way and let go of the engine."""
-        await asyncio.to_thread(self._scheduler.close)
+        await asyncio.to_thread(self.scheduler.close)
 
     async def __aenter__(self) -> LocalClient:
         return self

@@ -60,6 +60,7 @@ class TokenEvent:
     logprob: float
     text: str
     finish_reason: FinishReason | None
+    weights_version: int = 0  # of the weights that drew this token
 
 
 OnToken = Callable[[TokenEvent], None]
@@ -166,6 +167,16 @@ class Scheduler:
         self._thread.start()
 
     # -- called from any thread
+
+    @property
+    def running(self) -> int:
+        """Slots in use."""
+        return len(self._running)
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be submitted any more; None while the engine works."""
+        return self._dead
 
     def submit(
         self, ids: Sequence[int], params: SamplingParams, *, shared: int = 0, on_token: OnToken | None = None
@@ -343,13 +354,13 @@ class Scheduler:
             assert drawn.valid[slot], f"slot {slot} ended on the device before the host"
             if not running.reply.token_ids:
                 running.version = version
-            self._take(slot, running, int(tokens[slot]), float(logprobs[slot]))
+            self._take(slot, running, int(tokens[slot]), float(logprobs[slot]), version)
 
-    def _take(self, slot: int, running: _Running, token_id: int, logprob: float) -> None:
+    def _take(self, slot: int, running: _Running, token_id: int, logprob: float, version: int) -> None:
         reply, request = running.reply, running.request
         reply.push(token_id, logprob)
         if request.on_token:
-            event = TokenEvent(running.sample, token_id, logprob, reply.take_text(), reply.finish_reason)
+            event = TokenEvent(running.sample, token_id, logprob, reply.take_text(), reply.finish_reason, version)
             try:
                 request.on_token(event)
             except Exception as error:  # the boundary of the caller's code
