@@ -108,12 +108,14 @@ class EvalConfig(BaseModel):
     def identity(self) -> dict[str, Any]:
         """Everything that a score may depend on, with the suite's defaults filled in; what a directory is compared by.
 
-        Where a service runs, how many samples are read at a time, and over which machines they are spread is left out.
+        Left out are where a service runs, how many samples are read at a time and on which machines, and the places of
+        files: model and prompts are known by their hashes, and every task by its own.
         """
-        fields = self.model_dump(mode="json", exclude={"out", "url", "concurrency", "ray"})
+        fields = self.model_dump(mode="json", exclude={"out", "url", "concurrency", "ray", "prompts", "model"})
         suite = self.chosen
         fields["tasks"] = list(self.tasks or suite.tasks)
         fields["lengths"] = list(self.lengths or suite.lengths)
+        fields["data"] = {name: path.name for name, path in self.data.items()}
         fields["samples"] = self.samples or suite.samples
         for name in ("question", "chunk", "memory", "answer"):
             fields[f"{name}_tokens"] = getattr(self.budgets, name)

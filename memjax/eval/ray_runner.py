@@ -69,6 +69,7 @@ class RayEvaluator:
     async def __call__(self, job: Job) -> Row:
         """The job's row, from whichever replica lives long enough. RuntimeError when none is left."""
         job = _movable(job)
+        lost = ""
         while self._places:
             place = min(self._places, key=lambda place: place.reading)
             place.reading += 1
@@ -78,10 +79,14 @@ class RayEvaluator:
                 # The replica lives: its code failed, as it would anywhere.
                 raise
             except RayError as error:
-                self._lose(place, error)
+                lost = str(error).strip()
+                self._lose(place, lost)
             finally:
                 place.reading -= 1
-        raise RuntimeError("every replica has died; finished samples are kept: run the same command again to go on")
+        raise RuntimeError(
+            "every replica has died; finished samples are kept: run the same command again to go on. "
+            f"The last one's end: {lost or 'told above'}"
+        )
 
     def _start(self, node: dict[str, Any]) -> Any:
         resources = node["Resources"]
@@ -97,12 +102,12 @@ class RayEvaluator:
             .remote(self.make_evaluate)
         )
 
-    def _lose(self, place: _Place, error: RayError) -> None:
+    def _lose(self, place: _Place, reason: str) -> None:
         """Forget a replica; each of its samples comes here and is read again elsewhere."""
         if place in self._places:
             self._places.remove(place)
-            reason = str(error).strip().partition("\n")[0]
-            self.on_loss(f"lost the replica on node {place.node[:8]} ({reason}); {len(self._places)} left")
+            first = reason.partition("\n")[0]
+            self.on_loss(f"lost the replica on node {place.node[:8]} ({first}); {len(self._places)} left")
 
 
 def _movable(job: Job) -> Job:

@@ -51,7 +51,7 @@ class Evaluator:
 
     async def __call__(self, job: Job) -> Row:
         """Read, extract, score and diagnose one sample."""
-        evidence = evidence_of(job.task)
+        evidence = await asyncio.to_thread(evidence_of, job.task)
         recorder = RecordingClient(self.client, self.decode, job.task.question, [fact.texts for fact in evidence])
         started, clock = time.time(), time.perf_counter()
         trajectory = await self._attempt(job, recorder)
@@ -90,9 +90,7 @@ class Evaluator:
             started=round(started, 3),
             seconds=round(seconds, 3),
             memories=tuple(turn.text for turn in reading),
-            fates=diagnose(evidence, reading, correct=scores.values[metric] >= 1)
-            if reading and not trajectory.error
-            else (),
+            fates=diagnose(evidence, reading, correct=scores.values[metric] >= 1) if reading else (),
         )
 
     async def close(self) -> None:
@@ -135,7 +133,7 @@ async def run_jobs(
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
                 group.create_task(work())
-    except* ValueError as errors:
+    except ExceptionGroup as errors:
         # One sentence for the person, instead of a group of equal ones.
         raise _first(errors) from None
 
@@ -156,14 +154,14 @@ def _next_unfinished(jobs: Iterator[Job], results: ResultsDirectory) -> Job | No
 
 
 def _memory_turns(trajectory: Trajectory, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The turns that wrote a memory, one per chunk."""
-    if len(turns) != len(trajectory.conversations):
+    """The turns that wrote a memory, one per chunk; none where the text was not read to its end."""
+    if trajectory.error or len(turns) != len(trajectory.conversations):
         return ()
     return tuple(turn for turn, talk in zip(turns, trajectory.conversations, strict=True) if talk.kind == "memory")
 
 
-def _first(errors: BaseExceptionGroup[ValueError]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
+def _first(errors: ExceptionGroup[Exception]) -> Exception:
+    error: Exception = errors
+    while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -56,7 +56,7 @@ async def evaluate(config: EvalConfig, watcher: Watcher) -> dict[str, Any]:
     prompted = make_agent(config, tokenizer)
     identity = {
         **config.identity(),
-        "model": choice.model,
+        "model": Path(choice.model).name if Path(choice.model).exists() else choice.model,
         "model_fingerprint": choice.fingerprint(),
         "prompt_hash": prompted.prompt_hash,
     }
