@@ -79,9 +79,7 @@ class SafetensorsDirectory:
             duplicates += sorted(entries.keys() & self._entries.keys())
             self._entries |= entries
         if duplicates:
-            raise ValueError(
-                f"tensors of {directory} are in more than one file: {listing(duplicates)}; keep one set of files"
-            )
+            raise ValueError(f"more than one file of {directory} holds {listing(duplicates)}; keep one set of files")
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
