@@ -50,25 +50,32 @@ def token_logprobs(
     Both stand at the token's own place, in nats, float32. The mask of a row's first token, which has nothing before it,
     is ignored.
     """
-    rows, length = tokens_BT.shape
+    length = tokens_BT.shape[1]
     wanted_BT = jnp.roll(mask_BT, -1, axis=1).at[:, -1].set(False)
-    # Sampled positions first, so that the chunks behind the fullest row need no projection.
-    order_BT = jnp.argsort(~wanted_BT, axis=1, stable=True)
     chunk = min(options.chunk, length)
     pad = -length % chunk
+    chunks = -(-wanted_BT.sum(axis=1).max() // chunk)
+    order_BT, place_BT = _sampled_first(wanted_BT)
     hidden_BTD = jnp.pad(jnp.take_along_axis(hidden_BTD, order_BT[:, :, None], axis=1), ((0, 0), (0, pad), (0, 0)))
     targets_BT = jnp.pad(jnp.take_along_axis(jnp.roll(tokens_BT, -1, axis=1), order_BT, axis=1), ((0, 0), (0, pad)))
-    chunks = -(-wanted_BT.sum(axis=1).max() // chunk)
 
     with jax.named_scope("logprobs"):
         ordered = _in_chunks(options, chunk, hidden_BTD, head_VD, targets_BT, chunks)
 
-    def restore(ordered_BT: Array) -> Array:
-        row_B1 = jnp.arange(rows)[:, None]
-        values_BT = jnp.zeros((rows, length), jnp.float32).at[row_B1, order_BT].set(ordered_BT[:, :length])
-        return jnp.where(mask_BT, jnp.roll(values_BT, 1, axis=1), 0.0).at[:, 0].set(0.0)
+    def at_their_tokens(ordered_BT: Array) -> Array:
+        values_BT = jnp.where(wanted_BT, jnp.take_along_axis(ordered_BT, place_BT, axis=1), 0.0)
+        return jnp.roll(values_BT, 1, axis=1)
 
-    return restore(ordered[0]), restore(ordered[1])
+    return at_their_tokens(ordered[0]), at_their_tokens(ordered[1])
+
+
+def _sampled_first(wanted_BT: Array) -> tuple[Array, Array]:
+    """The order that puts the wanted positions first, so that nothing is left to do behind the fullest row; its inverse."""
+    wanted_count_BT, other_count_BT = jnp.cumsum(wanted_BT, axis=1), jnp.cumsum(~wanted_BT, axis=1)
+    place_BT = jnp.where(wanted_BT, wanted_count_BT, wanted_count_BT[:, -1:] + other_count_BT) - 1
+    rows, length = wanted_BT.shape
+    position_BT = jnp.broadcast_to(jnp.arange(length), (rows, length))
+    return jnp.zeros_like(place_BT).at[jnp.arange(rows)[:, None], place_BT].set(position_BT), place_BT
 
 
 def _chunk_logprobs(

@@ -80,6 +80,36 @@ def place(batch: Any, layout: Layout | None) -> Any:
     return jax.tree.map(put, batch)
 
 
+def gradients(
+    params: Params,
+    batch: Batch,
+    config: Qwen2Config,
+    options: ModelOptions,
+    logprobs: LogprobOptions,
+    token_loss: TokenLoss,
+) -> tuple[Params, Metrics]:
+    """Gradients and metrics of a whole step, summed over micro-batches; a metric called `..._max` takes the largest."""
+    tokens = batch.rows.loss_mask.sum()
+    shardings = _shardings(abstract_params(config, options)) if options.layout else None
+
+    def loss(params: Params, micro: Batch) -> tuple[Array, Metrics]:
+        return token_loss(*_score(params, config, options, logprobs, micro.rows), micro, tokens)
+
+    def add(_: Array, micro: Batch, carry: tuple[Params, Metrics]) -> tuple[Params, Metrics]:
+        grads, metrics = carry
+        more, found = jax.grad(loss, has_aux=True)(params, micro)
+        joined = {
+            name: jnp.maximum(value, found[name]) if name.endswith("_max") else value + found[name]
+            for name, value in metrics.items()
+        }
+        return _placed(jax.tree.map(jnp.add, grads, more), shardings), joined
+
+    first = jax.tree.map(lambda x: x[0], batch)
+    shapes = params, jax.eval_shape(loss, params, first)[1]
+    grads, metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return _each_micro_batch(batch, batch.rows.loss_mask, add, (_placed(grads, shardings), metrics))
+
+
 def make_update(
     config: Qwen2Config,
     options: ModelOptions,
@@ -102,12 +132,8 @@ def make_update(
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         tokens = batch.rows.loss_mask.sum()
-
-        def loss(params: Params, micro: Batch) -> tuple[Array, Metrics]:
-            return token_loss(*_score(params, config, options, logprobs, micro.rows), micro, tokens)
-
-        grads, metrics = _accumulate(jax.grad(loss, has_aux=True), state.params, batch, shardings and shardings.params)
-        norm = optax.global_norm(grads)
+        grads, metrics = gradients(state.params, batch, config, options, logprobs, token_loss)
+        norm = optax.tree.norm(grads)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["actor/loss"])
         with jax.named_scope("optimizer"):
             updates, opt_state = transform.update(grads, state.opt_state, state.params)
@@ -153,25 +179,6 @@ def _score(
     hidden_BTD = forward(params, config, options, rows.tokens, rows.positions, rows.segment_ids)
     head = params["embed_tokens" if config.tie_word_embeddings else "lm_head"]["weight"]
     return token_logprobs(hidden_BTD, head, rows.tokens, rows.loss_mask, logprobs)
-
-
-def _accumulate(
-    grad: Callable[[Params, Batch], tuple[Params, Metrics]], params: Params, batch: Batch, shardings: Any
-) -> tuple[Params, Metrics]:
-    """Sum gradients and metrics over the micro-batches; a metric called `..._max` takes the largest."""
-
-    def add(_: Array, micro: Batch, carry: tuple[Params, Metrics]) -> tuple[Params, Metrics]:
-        grads, metrics = carry
-        more, found = grad(params, micro)
-        joined = {
-            name: jnp.maximum(value, found[name]) if name.endswith("_max") else value + found[name]
-            for name, value in metrics.items()
-        }
-        return _placed(jax.tree.map(jnp.add, grads, more), shardings), joined
-
-    shapes = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], batch))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return _each_micro_batch(batch, batch.rows.loss_mask, add, (_placed(zeros[0], shardings), zeros[1]))
 
 
 def _each_micro_batch(batch: Any, mask_MBT: Array, body: Callable[[Array, Any, Any], Any], carry: Any) -> Any:
