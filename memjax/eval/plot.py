@@ -36,21 +36,24 @@ def plot_accuracy(runs: Sequence[Run], file: Path) -> None:
         raise ValueError("none of the runs has lengths to plot against; leave --plot out")
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
+    drawn: set[int] = set()
     for name, points in curves.items():
         lengths = sorted(points)
         means = [100 * points[length].mean for length in lengths]
         below = [100 * (points[length].mean - points[length].low) for length in lengths]
         above = [100 * (points[length].high - points[length].mean) for length in lengths]
+        drawn.update(lengths)
         axes.errorbar(lengths, means, yerr=[below, above], marker="o", capsize=3, label=name)
     for name in dict.fromkeys(run.config["suite"] for run in runs):
         suite = SUITES[name]
         for row in suite.published:
             lengths = [tokens_of(label, suite.kilo) for label in row.scores]
+            drawn.update(lengths)
             axes.plot(
                 lengths, list(row.scores.values()), "--", linewidth=1, alpha=0.7, label=f"{row.model} (published)"
             )
     axes.set_xscale("log", base=2)
-    ticks = sorted({length for points in curves.values() for length in points})
+    ticks = sorted(drawn)
     axes.set_xticks(ticks, [_short(length) for length in ticks])
     axes.minorticks_off()
     axes.set_ylim(-2, 102)

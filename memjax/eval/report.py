@@ -180,8 +180,8 @@ def losses_table(runs: Sequence[Run]) -> Table:
         for stage, counts in tenths.items():
             if any(counts):
                 lines.append((run.name, cell, _LOSS[stage], *map(str, counts)))
-    header = ("run", "cell", "loss", *(f"{10 * k}-{10 * k + 10} %" for k in range(10)))
-    return Table("Losses by place in the document", header, tuple(lines))
+    header = ("run", "cell", "loss", *(f"to {10 * k + 10} %" for k in range(10)))
+    return Table("Losses by tenth of the document", header, tuple(lines))
 
 
 def published_table(runs: Sequence[Run]) -> Table:
@@ -220,8 +220,8 @@ def comparison_table(runs: Sequence[Run]) -> Table:
             )
     header = ("pair", "cell", "points", "95 % interval", "p", "shared samples", "n for 3 points")
     note = (
-        "Paired bootstrap over shared samples. n for 3 points: shared samples with which a true difference of 3 points "
-        "would be told from none 4 times in 5."
+        "Paired bootstrap over shared samples, p by sign flips. n for 3 points: shared samples with which a true "
+        "difference of 3 points would be told from none 4 times in 5."
     )
     return Table("Differences", header, tuple(lines), note)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from dataclasses import dataclass
 
 from memjax.agents.base import Budgets
 from memjax.agents.memagent import MemAgent
+from memjax.eval.results import Row
 from memjax.eval.run import Evaluator, Job
 from memjax.eval.scoring import PRESETS
 from memjax.rewards.pool import RewardPool
@@ -43,6 +46,20 @@ def evaluator(client: Client, pool: RewardPool, agent: object | None = None, pre
 
 def forgetful(forget: float) -> ScriptedClient:
     return ScriptedClient(NeedleReader(PATTERN, forget))
+
+
+class SlowEvaluator:
+    """An evaluator that takes its time and leaves a mark for every sample it begins, with its process."""
+
+    def __init__(self, marks: str) -> None:
+        self._marks = marks
+        self._inner = evaluator(forgetful(0.1), RewardPool(workers=1))
+
+    async def __call__(self, job: Job) -> Row:
+        with open(self._marks, "a") as file:
+            file.write(f"{job.number} {os.getpid()}\n")
+        await asyncio.sleep(0.3)
+        return await self._inner(job)
 
 
 @dataclass

@@ -13,24 +13,10 @@ import pytest
 from memjax.eval.results import ResultsDirectory
 from memjax.eval.run import run_jobs
 from memjax.rewards.pool import RewardPool
-from tests.eval.forgetful import evaluator, fact_task, forgetful, jobs
+from tests.eval.forgetful import SlowEvaluator, evaluator, fact_task, forgetful, jobs
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore::Warning")]
-
-
-class Slow:
-    """An evaluator that takes its time and leaves a mark for every sample it begins, with its process."""
-
-    def __init__(self, marks):
-        self.marks = marks
-        self.inner = evaluator(forgetful(0.1), RewardPool(workers=1))
-
-    async def __call__(self, job):
-        with open(self.marks, "a") as file:
-            file.write(f"{job.number} {os.getpid()}\n")
-        await asyncio.sleep(0.3)
-        return await self.inner(job)
 
 
 @pytest.fixture
@@ -38,7 +24,7 @@ def cluster(monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": os.getcwd()}})
@@ -52,7 +38,7 @@ def run(directory, marks, every, losses, on_row=lambda row: None):
 
     with (
         ResultsDirectory(directory, {"model": "scripted"}) as results,
-        RayEvaluator(partial(Slow, str(marks)), 3, losses.append) as remote,
+        RayEvaluator(partial(SlowEvaluator, str(marks)), 3, losses.append) as remote,
     ):
         assert remote.replicas == 2
         asyncio.run(run_jobs(every, remote, results, concurrency=6, on_row=on_row))

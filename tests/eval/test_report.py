@@ -61,7 +61,7 @@ def test_a_report_shows_cost_losses_and_published_rows(tmp_path):
         zip(tables["Where evidence was lost"].header, tables["Where evidence was lost"].rows[0], strict=True)
     )
     assert (lost_row["dropped"], lost_row["retention %"], lost_row["per update %"]) == ("1", "0.0", "85.7")
-    assert tables["Losses by place in the document"].rows[0][-2:] == ("1", "0")  # the eighth of eight chunks
+    assert tables["Losses by tenth of the document"].rows[0][-2:] == ("1", "0")  # the eighth of eight chunks
     published = {line[1]: line[2:] for line in tables["Published"].rows}
     assert published["RL-MemAgent-7B"][0] == "82.03"
     assert published["QwenLong-L1-32B"][-1] == ""  # not run at 3.5M

@@ -68,9 +68,14 @@ def test_a_paired_comparison_sees_a_difference_that_unpaired_intervals_hide():
     assert interval(a).high > interval(b).low
 
 
+def test_five_wins_of_six_are_what_chance_gives_once_in_sixteen():
+    assert compare([0.0] * 6, [1.0] * 5 + [0.0]).p_value == pytest.approx(2 / 2**5, abs=0.01)
+
+
 def test_equal_runs_do_not_differ():
     result = compare([1.0, 0.0, 1.0], [1.0, 0.0, 1.0])
     assert (result.difference.low, result.difference.high, result.p_value) == (0.0, 0.0, 1.0)
+    assert result.samples_for_3_points is None
 
 
 def test_runs_with_other_samples_are_not_compared():
