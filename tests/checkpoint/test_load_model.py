@@ -59,5 +59,5 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_is_not_here_and_cannot_be_fetched_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give the path of a downloaded model"):
         load_model("nobody/nothing-that-is-cached")
-    with pytest.raises(ValueError, match="give a directory, a .gguf file or a Hugging Face id"):
+    with pytest.raises(ValueError, match=r"give a directory, a \.gguf file or a Hugging Face id"):
         load_model(tmp_path / "absent.gguf")
