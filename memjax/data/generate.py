@@ -46,7 +46,7 @@ class RulerPlan:
 
     def read(self, name: str, path: Path) -> list[Example]:
         """The questions of qa_1 or qa_2."""
-        return read_examples(path, "squad" if QUESTIONS[name] == "SQuAD" else "hotpotqa")
+        return read_examples(path, QUESTIONS[name])
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,13 @@ def generate_ruler(
     """
     for name, path in plan.questions:
         write_pool(_corpus_path(out, name), plan.read(name, path))
-    with _pool(workers) as pool:
+    chunks = _chunks(samples)
+    with _parts(out, len(names) * len(chunks)) as parts, _pool(workers) as pool:
         guesses = pool.map(_guess, [plan] * len(names), [out] * len(names), names)
-        chunks = [
-            (name, guess, chunk)
-            for name, guess in zip(names, guesses, strict=True)
-            for chunk in _chunks(range(samples))
-        ]
-        with _parts(out, len(chunks)) as parts:
-            jobs = [
-                pool.submit(_ruler_part, plan, out, part, *chunk) for part, chunk in zip(parts, chunks, strict=True)
-            ]
-            for job in jobs:
-                progress(job.result())
+        work = [(name, guess, chunk) for name, guess in zip(names, guesses, strict=True) for chunk in chunks]
+        jobs = [pool.submit(_ruler_part, plan, out, part, *which) for part, which in zip(parts, work, strict=True)]
+        for job in jobs:
+            progress(job.result())
 
 
 def generate_multihop(
@@ -125,8 +119,8 @@ def generate_multihop(
     if samples > len(examples):
         raise ValueError(f"{samples} samples were asked for, but there are {len(examples)} questions")
     write_pool(_corpus_path(out), [*examples, *plan.read_distractors()])
-    chunks = _chunks(range(samples))
-    with _pool(workers) as pool, _parts(out, len(chunks)) as parts:
+    chunks = _chunks(samples)
+    with _parts(out, len(chunks)) as parts, _pool(workers) as pool:
         jobs = [pool.submit(_multihop_part, plan, out, part, chunk) for part, chunk in zip(parts, chunks, strict=True)]
         for job in jobs:
             progress(job.result())
@@ -208,8 +202,8 @@ def _stored(task: Task, folder: Path) -> Task:
     return dataclasses.replace(task, context=TextFile(path))
 
 
-def _chunks(indices: range) -> list[range]:
-    return [indices[start : start + _CHUNK] for start in range(0, len(indices), _CHUNK)]
+def _chunks(samples: int) -> list[range]:
+    return [range(start, min(start + _CHUNK, samples)) for start in range(0, samples, _CHUNK)]
 
 
 def _contexts_folder(out: Path) -> Path:

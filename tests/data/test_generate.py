@@ -77,7 +77,7 @@ def test_contexts_of_a_split_use_the_paragraphs_of_that_split_only(tokenizer, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("ruler", "--length", "4k", "--tasks", "qa_1"), "qa_1 asks the questions of SQuAD"),
+        (("ruler", "--length", "4k", "--tasks", "qa_1"), "qa_1 asks questions of a squad file"),
         (("ruler", "--length", "4x", "--tasks", "vt"), "a length is a number of tokens"),
         (("ruler", "--length", "4k", "--tasks", "niah_single_2", "--haystack", "missing.txt"), "missing.txt"),
         (("hotpotqa", HOTPOTQA, "--docs", 50, "--samples", 41), "41 samples were asked for"),

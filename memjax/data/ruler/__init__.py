@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from memjax.data.haystack import Haystack
 from memjax.data.hotpotqa import Pool, with_length
 from memjax.data.lengths import TokenCounter, fit_units, measure
-from memjax.data.multihop import Example
+from memjax.data.multihop import Example, Format
 from memjax.data.ruler.draft import Draft, DraftText, spans
 from memjax.data.ruler.frequency import draft_common_words, draft_frequent_words
 from memjax.data.ruler.niah import NiahSpec, draft_niah
@@ -34,8 +34,8 @@ NIAH: Mapping[str, NiahSpec] = {
 ANSWER_TOKENS: Mapping[str, int] = {**dict.fromkeys(NIAH, 128), "vt": 30, "cwe": 120, "fwe": 50, "qa_1": 32, "qa_2": 32}
 """The tasks, and how many tokens of the length each sets aside for the answer."""
 
-QUESTIONS = {"qa_1": "SQuAD", "qa_2": "HotpotQA"}
-"""The tasks that ask the questions of a data set."""
+QUESTIONS: Mapping[str, Format] = {"qa_1": "squad", "qa_2": "hotpotqa"}
+"""The tasks that ask the questions of a data set, and its format."""
 
 
 @dataclass(frozen=True)
@@ -132,5 +132,5 @@ class Suite:
 
     def _questions(self, name: str) -> Questions:
         if name not in self.questions:
-            raise ValueError(f"{name} asks the questions of {QUESTIONS[name]}: give its file")
+            raise ValueError(f"{name} asks questions of a {QUESTIONS[name]} file: give one")
         return self.questions[name]

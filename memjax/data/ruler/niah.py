@@ -41,7 +41,7 @@ class NiahDraft:
 
     spec: NiahSpec
     seed: int
-    essay: Haystack | None
+    essay: Haystack
     facts: tuple[tuple[str, str], ...]  # (key, value), in the order drawn: the queried keys come first
 
     @property
@@ -75,7 +75,6 @@ class NiahDraft:
         needles = [self._needle(key, value) for key, value in self.facts]
         rng.shuffle(needles)
         if self.spec.haystack == "essay":
-            assert self.essay is not None
             depths = sorted(rng.sample(range(DEPTHS), len(needles)))
             places = [round(units * depth / (DEPTHS - 1)) for depth in depths]
             return _between_sentences(self.essay.words(units), places, needles)
@@ -98,7 +97,7 @@ class NiahDraft:
         return f" {sentence}" if self.spec.haystack == "essay" else f"{sentence}\n"
 
 
-def draft_niah(spec: NiahSpec, seed: int, essay: Haystack | None) -> NiahDraft:
+def draft_niah(spec: NiahSpec, seed: int, essay: Haystack) -> NiahDraft:
     """Draw the keys and values of one sample; every key and every value occurs once."""
     rng = stream(seed, "facts")
     keys = draw_distinct(spec.key, max(spec.keys, spec.queries), rng)
