@@ -27,7 +27,11 @@ class _Replica:
     def __init__(self, make_evaluate: MakeEvaluate) -> None:
         self._evaluate = make_evaluate()
 
+    async def ready(self) -> None:
+        """Answers once the evaluator is there."""
+
     async def evaluate(self, job: Job) -> Row:
+        """The job's row."""
         return await self._evaluate(job)
 
 
@@ -55,6 +59,15 @@ class RayEvaluator:
         nodes = [node for node in nodes if _accelerators(node)] or nodes
         for node in nodes:
             self._places.append(_Place(node["NodeID"], self._start(node)))
+        # Waited for, so that a model that one node cannot load is told before the first sample.
+        starts = [(place, place.actor.ready.remote()) for place in self._places]
+        for place, start in starts:
+            try:
+                ray.get(start)
+            except RayError as error:
+                self._lose(place, str(error).strip())
+        if not self._places:
+            raise RuntimeError("no replica could be started; what each of them said is told above")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,7 +82,6 @@ class RayEvaluator:
     async def __call__(self, job: Job) -> Row:
         """The job's row, from whichever replica lives long enough. RuntimeError when none is left."""
         job = _movable(job)
-        lost = ""
         while self._places:
             place = min(self._places, key=lambda place: place.reading)
             place.reading += 1
@@ -79,13 +91,11 @@ class RayEvaluator:
                 # The replica lives: its code failed, as it would anywhere.
                 raise
             except RayError as error:
-                lost = str(error).strip()
-                self._lose(place, lost)
+                self._lose(place, str(error).strip())
             finally:
                 place.reading -= 1
         raise RuntimeError(
-            "every replica has died; finished samples are kept: run the same command again to go on. "
-            f"The last one's end: {lost or 'told above'}"
+            "every replica has died (why is told above); finished samples are kept: run the same command again to go on"
         )
 
     def _start(self, node: dict[str, Any]) -> Any:
@@ -106,8 +116,7 @@ class RayEvaluator:
         """Forget a replica; each of its samples comes here and is read again elsewhere."""
         if place in self._places:
             self._places.remove(place)
-            first = reason.partition("\n")[0]
-            self.on_loss(f"lost the replica on node {place.node[:8]} ({first}); {len(self._places)} left")
+            self.on_loss(f"lost the replica on node {place.node[:8]}, {len(self._places)} left: {reason}")
 
 
 def _movable(job: Job) -> Job:
