@@ -9,7 +9,9 @@ Letters: B slots, T query time, D model, V vocabulary, E end-of-sequence ids.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from memjax.tokenizer import Tokenizer
 
 State = dict[str, Any]
-"""The device's half of a decode state: the cache, and per slot what `_empty_rows` lists."""
+"""The device's half of a decode state: `cache`, and `rows`, arrays over slots under the names in `_abstract_rows`."""
 
 _MIN_LENGTH = 16  # JetStream's smallest prefill
 
@@ -247,10 +249,12 @@ class Engine(jetstream.Engine):
         positions, ends = decode_state.positions, decode_state.ends
         running_B = positions < ends
         window = _rung(self.config.lengths, int(positions.max(where=running_B, initial=0)) + 1)
-        device, data = self._program("generate", window)(params.current.params, decode_state.device, running_B)
+        cache, rows = decode_state.device["cache"], decode_state.device["rows"]
+        logits_BV, cache = self._program("decode", window)(params.current.params, cache, rows, running_B)
+        rows, data = self._program("draw")(rows, logits_BV, running_B)
         data.copy_to_host_async()
         result = SampledTokens(data, tokens_idx=(0, 1), valid_idx=(1, 2), length_idx=(2, 3), samples_per_slot=1)
-        return DecodeState(device, positions + running_B, ends), result
+        return DecodeState({"cache": cache, "rows": rows}, positions + running_B, ends), result
 
     def load_params(self) -> WeightStore:
         """The reference through which every call reads the weights: swapping behind it reaches a running driver."""
@@ -304,21 +308,22 @@ class Engine(jetstream.Engine):
         return replace(decode_state, ends=ends)
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Compile every program that a request can need, reporting (done, all of them)."""
+        """Compile every program that a request can need, several at a time, reporting (done, all of them)."""
         wanted = list(self._all_programs())
-        for done, key in enumerate(wanted):
-            if progress:
-                progress(done, len(wanted))
-            self._program(*key)
-        if progress:
-            progress(len(wanted), len(wanted))
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # XLA compiles outside Python's lock
+            compiling = [pool.submit(self._program, *key) for key in wanted]
+            for done, finished in enumerate(as_completed(compiling), start=1):
+                finished.result()
+                if progress:
+                    progress(done, len(wanted))
         self._warm = True
 
     def _all_programs(self) -> Iterator[tuple[Any, ...]]:
         yield ("state",)
+        yield ("draw",)
         yield ("open", 0)
         for length in self.config.lengths:
-            yield ("generate", length)
+            yield ("decode", length)
             yield ("open", length)
             yield ("close", length)
             yield ("insert", length)
@@ -368,16 +373,26 @@ class Engine(jetstream.Engine):
     def _compile_insert(self, length: int) -> Callable[..., Any]:
         abstract = self._abstract_state()
         row = {name: self._argument(leaf.shape[1:], leaf.dtype) for name, leaf in self._abstract_rows().items()}
-        row |= {"sample": self._argument((), jnp.uint32)}
         arguments = abstract, self._abstract_cache(1, length), self._argument((), jnp.int32), row
         return jax.jit(_insert, donate_argnums=0, out_shardings=_shardings(abstract)).lower(*arguments).compile()
 
-    def _compile_generate(self, window: int) -> Callable[..., Any]:
-        abstract = self._abstract_state()
-        body = partial(_generate, self.model, self.options, self.vocabulary, window)
-        program = jax.jit(body, donate_argnums=1, out_shardings=(_shardings(abstract), self._whole))
-        running_B = self._argument((self.config.slots,), jnp.bool_)
-        return program.lower(self.weights.abstract, abstract, running_B).compile()
+    def _compile_decode(self, window: int) -> Callable[..., Any]:
+        cache = self._abstract_cache(self.config.slots, self.config.max_length)
+        body = partial(_decode, self.model, self.options, window)
+        program = jax.jit(body, donate_argnums=1, out_shardings=(self._whole, _shardings(cache)))
+        return program.lower(self.weights.abstract, cache, self._abstract_rows(), self._running()).compile()
+
+    def _compile_draw(self) -> Callable[..., Any]:
+        # Apart from `decode`, so that what is costly to compile is compiled once and not for every window.
+        rows = self._abstract_rows()
+        logits_BV = self._argument((self.config.slots, self.model.vocab_size), jnp.float32)
+        program = jax.jit(
+            partial(_draw, self.vocabulary), donate_argnums=0, out_shardings=(_shardings(rows), self._whole)
+        )
+        return program.lower(rows, logits_BV, self._running()).compile()
+
+    def _running(self) -> jax.ShapeDtypeStruct:
+        return self._argument((self.config.slots,), jnp.bool_)
 
     def _abstract_cache(self, batch: int, length: int) -> KVCache:
         return kv_cache.abstract_cache(self.model, self.options, batch, length, self.config.cache_dtype)
@@ -389,6 +404,7 @@ class Engine(jetstream.Engine):
             "taken": ((), jnp.int32),
             "live": ((), jnp.bool_),
             "key": ((2,), jnp.uint32),
+            "sample": ((), jnp.uint32),
             "temperature": ((), jnp.float32),
             "top_p": ((), jnp.float32),
             "top_k": ((), jnp.int32),
@@ -398,7 +414,10 @@ class Engine(jetstream.Engine):
         return {name: self._argument((self.config.slots, *shape), dtype) for name, (shape, dtype) in shapes.items()}
 
     def _abstract_state(self) -> State:
-        return {"cache": self._abstract_cache(self.config.slots, self.config.max_length), **self._abstract_rows()}
+        return {
+            "cache": self._abstract_cache(self.config.slots, self.config.max_length),
+            "rows": self._abstract_rows(),
+        }
 
     def _argument(self, shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._whole)
@@ -424,49 +443,48 @@ class Engine(jetstream.Engine):
 
 
 def _insert(state: State, prefix: KVCache, slot: jax.Array, row: dict[str, jax.Array]) -> State:
-    key = jax.random.fold_in(jax.random.wrap_key_data(row.pop("key"), impl="threefry2x32"), row.pop("sample"))
-    row |= {"key": jax.random.key_data(key)}
-    rows = {name: state[name].at[slot].set(value) for name, value in row.items()}
-    return {"cache": kv_cache.put_row(state["cache"], prefix, slot), **rows}
+    rows = {name: values.at[slot].set(row[name]) for name, values in state["rows"].items()}
+    return {"cache": kv_cache.put_row(state["cache"], prefix, slot), "rows": rows}
 
 
-def _generate(
+def _decode(
     model: Qwen2Config,
     options: ModelOptions,
-    vocabulary: int,
     window: int,
     params: qwen2.Params,
-    state: State,
+    cache: KVCache,
+    rows: dict[str, jax.Array],
     running_B: jax.Array,
-) -> tuple[State, jax.Array]:
-    live_B = state["live"] & running_B
-    # A dead slot writes where it does no harm and inside the window, whatever it held.
-    position_B = jnp.where(live_B, state["position"], 0)
-    hidden_BTD, cache = qwen2.forward_cached(
-        params, model, options, state["token"][:, None], position_B, state["cache"], window
-    )
-    logits_BV = qwen2.logits(params, model, options, hidden_BTD[:, 0])
-    with jax.named_scope("sample"):
-        keys_B2 = jax.vmap(_step_key)(state["key"], state["taken"])
-        temperature_B = jnp.where(live_B, state["temperature"], 0.0)  # a dead slot asks for no cuts
-        token_B, logprob_B = sample(
-            logits_BV, keys_B2, temperature_B, state["top_k"], state["top_p"], vocabulary=vocabulary
-        )
-    taken_B = state["taken"] + live_B
-    over_B = jnp.any(token_B[:, None] == state["eos"], axis=1) | (taken_B >= state["max_tokens"])
-    logprob_bits_B = jax.lax.bitcast_convert_type(logprob_B, jnp.int32)
-    state = state | {
-        "cache": cache,
-        "token": jnp.where(live_B, token_B, state["token"]),
-        "position": state["position"] + live_B,
+) -> tuple[jax.Array, KVCache]:
+    """The logits after each slot's last token. A dead slot writes inside the window, where it does no harm."""
+    start_B = jnp.where(rows["live"] & running_B, rows["position"], 0)
+    hidden_BTD, cache = qwen2.forward_cached(params, model, options, rows["token"][:, None], start_B, cache, window)
+    return qwen2.logits(params, model, options, hidden_BTD[:, 0]), cache
+
+
+def _draw(
+    vocabulary: int, rows: dict[str, jax.Array], logits_BV: jax.Array, running_B: jax.Array
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """The rows after a token was drawn in each, and the packed results."""
+    live_B = rows["live"] & running_B
+    keys_B2 = jax.vmap(_step_key)(rows["key"], rows["sample"], rows["taken"])
+    temperature_B = jnp.where(live_B, rows["temperature"], 0.0)  # a dead slot asks for no cuts
+    token_B, logprob_B = sample(logits_BV, keys_B2, temperature_B, rows["top_k"], rows["top_p"], vocabulary)
+    taken_B = rows["taken"] + live_B
+    over_B = jnp.any(token_B[:, None] == rows["eos"], axis=1) | (taken_B >= rows["max_tokens"])
+    rows = rows | {
+        "token": jnp.where(live_B, token_B, rows["token"]),
+        "position": rows["position"] + live_B,
         "taken": taken_B,
         "live": live_B & ~over_B,
     }
-    return state, jnp.stack([token_B, live_B.astype(jnp.int32), taken_B, logprob_bits_B], axis=1)
+    logprob_bits_B = jax.lax.bitcast_convert_type(logprob_B, jnp.int32)
+    return rows, jnp.stack([token_B, live_B.astype(jnp.int32), taken_B, logprob_bits_B], axis=1)
 
 
-def _step_key(key_2: jax.Array, step: jax.Array) -> jax.Array:
-    return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key_2, impl="threefry2x32"), step))
+def _step_key(key_2: jax.Array, sample: jax.Array, step: jax.Array) -> jax.Array:
+    key = jax.random.wrap_key_data(key_2, impl="threefry2x32")
+    return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, sample), step))
 
 
 @dataclass(frozen=True)

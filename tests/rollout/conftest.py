@@ -32,8 +32,8 @@ def loaded(model_directory) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def engine(loaded) -> Engine:
-    """Four slots, a ladder of four lengths; programs are compiled as tests need them."""
-    return make_engine(loaded, EngineConfig(slots=4, max_length=MAX_LENGTH, prefill_buckets=(4, 16)))
+    """Four slots, a ladder of three lengths; programs are compiled as tests need them."""
+    return make_engine(loaded, EngineConfig(slots=4, max_length=MAX_LENGTH, prefill_buckets=(8, 16)))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -110,7 +110,7 @@ def test_samples_and_seeds_give_different_tokens(engine):
     assert len({tuple(tokens) for tokens, _ in run(engine, *jobs)}) == 4
 
 
-@pytest.mark.parametrize("cut", [1, 15, 16, 31, 49])
+@pytest.mark.parametrize("cut", [1, 16, 31, 49])
 def test_continuing_a_prefix_equals_one_prefill_and_leaves_it_as_it_was(engine, teacher, cut):
     prompt = prompt_of(50)
     start = prefill(engine, prompt[:cut])
@@ -121,14 +121,6 @@ def test_continuing_a_prefix_equals_one_prefill_and_leaves_it_as_it_was(engine, 
     )
     np.testing.assert_allclose(logprobs, teacher(prompt, tokens), atol=1e-4)
     np.testing.assert_allclose(again_logprobs, teacher(prompt[:cut], again), atol=1e-4)
-
-
-def test_prefill_in_pieces_equals_one_piece(engine, loaded):
-    whole = make(loaded, EngineConfig(slots=1, max_length=MAX_LENGTH, prefill_buckets=(64,)))
-    job = Job(prompt_of(61), 0, params(20))
-    ((tokens, logprobs),), ((pieced, pieced_logprobs),) = run(whole, job), run(engine, job)
-    assert tokens == pieced
-    np.testing.assert_allclose(logprobs, pieced_logprobs, atol=1e-5)
 
 
 def test_an_end_token_drawn_first_ends_the_slot(engine):
@@ -166,13 +158,12 @@ def test_a_released_slot_is_dead_from_the_next_step_on(engine):
         assert result.convert_to_numpy().valid.tolist() == [False, True, False, False]
 
 
-def test_swapped_weights_are_used_without_compiling(loaded, teacher):
-    engine = make(loaded, EngineConfig(slots=1, max_length=MAX_LENGTH, prefill_buckets=(16,)))
+def test_swapped_weights_are_used_without_compiling(engine, loaded, teacher):
     job = Job(prompt_of(20), 0, params())
     ((before, _),) = run(engine, job)
-    programs = dict(engine._programs)
+    version, programs = engine.weights.current.version, dict(engine._programs)
     other = jax.tree.map(lambda leaf: leaf * 1.1, loaded.params)
-    assert engine.weights.swap(other) == 1
+    assert engine.weights.swap(other) == version + 1
     ((after, logprobs),) = run(engine, job)
     assert after != before
     np.testing.assert_allclose(logprobs, teacher(job.prompt, after, params=other), atol=1e-4)
@@ -219,31 +210,20 @@ def test_impossible_shapes_are_refused(settings):
         EngineConfig(**settings)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 8), (2, 1, 4)])
+@pytest.mark.parametrize("sizes", [(2, 1, 4), pytest.param((1, 1, 8), marks=pytest.mark.slow)])
 def test_a_mesh_gives_the_tokens_of_one_device(engine, loaded, sizes):
     mesh = make_mesh(*sizes)
-    options = ModelOptions(layout=Layout(mesh, ROLLOUT))
-    config = EngineConfig(slots=4, max_length=64, prefill_buckets=(16,))
-    sharded = make(loaded, config, options)
+    split = replace(loaded, options=ModelOptions(layout=Layout(mesh, ROLLOUT)))
+    sharded = make_engine(split, EngineConfig(slots=4, max_length=64, prefill_buckets=(16,)))
     jobs = [Job(prompt_of(30, i), i, params(12, seed=i, top_p=0.9)) for i in range(4)]
     for (tokens, logprobs), (whole, whole_logprobs) in zip(run(sharded, *jobs), run(engine, *jobs), strict=True):
         assert tokens == whole
         np.testing.assert_allclose(logprobs, whole_logprobs, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_stacked_layers_give_the_tokens_of_unrolled_ones(engine, model_directory):
     stacked = load_model(model_directory, ModelOptions(scan_layers=True))
     scanned = make_engine(stacked, EngineConfig(slots=4, max_length=64, prefill_buckets=(16,)))
     job = Job(prompt_of(30), 1, params())
     assert run(scanned, job)[0][0] == run(engine, job)[0][0]
-
-
-def make(loaded, config, options=None) -> Engine:
-    return Engine(
-        loaded.params,
-        loaded.config,
-        options or loaded.options,
-        config,
-        vocabulary=276,
-        eos_ids=loaded.tokenizer.eos_ids,
-    )
