@@ -91,6 +91,8 @@ def gguf_tokenizer(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     def named(key: str) -> str | None:
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token_id is not None and token_id >= len(tokens):
+            raise ValueError(f"{path} names token {token_id} as its {key} token, but has only {len(tokens)} tokens")
         return None if token_id is None else tokens[token_id]
 
     settings = {

@@ -51,7 +51,6 @@ def convert(
     source, directory = locate(name), Path(directory)
     if directory.resolve() == source.resolve():
         raise ValueError(f"{directory} is the model that is to be converted; give another directory to write to")
-    hf.refuse_occupied(directory)
     config, tensors, tokenizer = _open(source)
     hf.export(directory, tensors, config, tokenizer, dtype=dtype, progress=progress)
 

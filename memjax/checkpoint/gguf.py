@@ -148,4 +148,7 @@ def _config(file: GGUFFile, *, vocab_size: int, tied: bool) -> Qwen2Config:
             "factor": metadata.get("qwen2.rope.scaling.factor"),
             "original_max_position_embeddings": metadata.get("qwen2.rope.scaling.original_context_length"),
         }
-    return Qwen2Config.from_hf(raw)
+    try:
+        return Qwen2Config.from_hf(raw)
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}") from error

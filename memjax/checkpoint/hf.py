@@ -189,7 +189,7 @@ def export(
 
     A directory that is empty or that an earlier export wrote is replaced; any other is refused with ValueError.
     """
-    refuse_occupied(directory)
+    _refuse_occupied(directory)
     check_tensors(source, config)
     dtype = jnp.dtype(dtype)
     if dtype not in _TAGS:
@@ -211,8 +211,7 @@ def export(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def refuse_occupied(directory: Path) -> None:
-    """Raise ValueError where an export would overwrite something that is not an export."""
+def _refuse_occupied(directory: Path) -> None:
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
     if directory.is_dir() and _EXPORTED_BY in (read_json(directory / "config.json") or {}):

@@ -11,7 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from safetensors.numpy import save_file
 
-from memjax.checkpoint import load_model
+from memjax.checkpoint import load_model, tensors
 from memjax.checkpoint.gguf import GGUFModel
 from memjax.gguf_file import read_gguf
 from memjax.models.config import ModelOptions, Qwen2Config
@@ -116,7 +116,8 @@ def test_rows_read_alone_equal_those_of_the_whole(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.read(name, (slice(5, 9), slice(2, 40))), rounded[name][5:9, 2:40])
 
 
-def test_layers_are_stacked_from_a_gguf_too(tmp_path: Path) -> None:
+def test_layers_are_stacked_from_a_gguf_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "_BLOCK_ELEMENTS", 640)  # ten rows at a time
     config = gguf_config()
     rounded = write_gguf(tmp_path / "tiny.gguf", tiny_weights(config), config, Kind.Q8_0)
     params = load_model(tmp_path / "tiny.gguf", ModelOptions(scan_layers=True)).params

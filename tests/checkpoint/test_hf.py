@@ -307,6 +307,8 @@ def test_loading_holds_no_second_copy_of_the_model(tmp_path: Path, monkeypatch: 
     tracemalloc.stop()
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(params)) == bytes_placed
     assert peak < 1.2 * bytes_placed
+    source = tiny_weights(config)["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16)  # 32 blocks of rows
+    np.testing.assert_array_equal(params["embed_tokens"]["weight"], source.astype(np.float32))
 
 
 _TORCH_SIDE = """
