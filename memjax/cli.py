@@ -225,6 +225,59 @@ def quickstart(
 
 
 @app.command()
+def serve(
+    model: Model = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE.yaml", help="Settings; what is typed goes over them.")
+    ] = None,
+    served_name: Annotated[str | None, typer.Option("--served-name", help="What clients call the model.")] = None,
+    host: Annotated[str | None, typer.Option("--host", help="[default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="[default: 8000]")] = None,
+    grpc_port: Annotated[int | None, typer.Option("--grpc-port", help="Serve JetStream's gRPC interface too.")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option("--api-key", help="Ask for this key; repeatable. Better: the variable MEMJAX_API_KEYS."),
+    ] = None,
+    slots: Annotated[int | None, typer.Option("--slots", help="Replies decoded side by side.")] = None,
+    max_length: Annotated[int | None, typer.Option("--max-length", help="Tokens of a prompt and its reply.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or bfloat16 [default: the faster]")] = None,
+    tensor: Annotated[int | None, typer.Option("--tensor", help="Devices that one model is spread over.")] = None,
+    max_queue: Annotated[int | None, typer.Option("--max-queue", help="Requests that may wait for a slot.")] = None,
+    max_body: Annotated[int | None, typer.Option("--max-body", help="Bytes of a request.")] = None,
+    request_timeout: Annotated[float | None, typer.Option("--request-timeout", help="Seconds for a reply.")] = None,
+    state_dir: Annotated[Path | None, typer.Option("--state-dir", help="Where files and readings are kept.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve a model: OpenAI's interface, and questions about documents of any length.
+
+    memjax serve --model ~/models/Qwen2.5-7B-Instruct --port 8000
+    """
+    with errors_as_sentences(debug):
+        import os
+
+        from memjax.serve.server import run_server
+        from memjax.serve.settings import read_keys, read_settings
+
+        given = {
+            "model": model,
+            "served_name": served_name,
+            "host": host,
+            "port": port,
+            "grpc_port": grpc_port,
+            "slots": slots,
+            "max_length": max_length,
+            "dtype": dtype,
+            "tensor": tensor,
+            "max_queue": max_queue,
+            "max_body": max_body,
+            "request_timeout": request_timeout,
+            "state_dir": str(state_dir) if state_dir else None,
+        }
+        keys, admin_key = read_keys(api_key, os.environ), os.environ.get("MEMJAX_ADMIN_KEY") or None
+        run_server(read_settings(config, given), keys=keys, admin_key=admin_key)
+
+
+@app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A model directory, a .gguf file or a hub id.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The directory to write.")],

@@ -1,0 +1,146 @@
+"""The HTTP application: its parts, its routes, and what runs from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from memjax import __version__
+from memjax.rollout.connect import LocalModel
+from memjax.rollout.local import LocalClient
+from memjax.serve.chat import chat_routes
+from memjax.serve.completions import completion_routes
+from memjax.serve.errors import install_handlers
+from memjax.serve.file_store import FileStore
+from memjax.serve.gate import Gate
+from memjax.serve.jetstream_grpc import GrpcServer
+from memjax.serve.memory_api import MemoryService, file_routes, memory_routes
+from memjax.serve.memory_chat import MemoryChat
+from memjax.serve.memory_reader import MemoryReader
+from memjax.serve.memory_store import RunStore
+from memjax.serve.metrics import Metrics, Reading
+from memjax.serve.native import native_routes
+from memjax.serve.operation import WeightReloader, operation_routes
+from memjax.serve.service import ModelService
+from memjax.serve.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+
+_SWEEP_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the application is made of."""
+
+    service: ModelService
+    files: FileStore
+    runs: RunStore
+    reader: MemoryReader
+    reloader: WeightReloader
+    grpc: GrpcServer | None
+
+
+def create_app(
+    client: LocalClient, settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: str | None = None
+) -> FastAPI:
+    """The application over a client, which it warms up when it starts and closes when it ends."""
+    parts = _make_parts(client, settings, keys)
+    app = FastAPI(
+        title="memjax",
+        version=__version__,
+        description="A model behind OpenAI's interface, and one that reads documents of any length.",
+        docs_url=None,  # they come from a content network; the page and docs/serving.md explain
+        redoc_url=None,
+        lifespan=lambda _: _running(parts, settings),
+    )
+    app.state.parts = parts
+    install_handlers(app)
+    memory = MemoryService(parts.service, parts.files, parts.reader)
+    app.include_router(chat_routes(parts.service, MemoryChat(memory)))
+    app.include_router(completion_routes(parts.service))
+    app.include_router(native_routes(parts.service))
+    app.include_router(file_routes(parts.files, parts.service.refuse_unless_ready))
+    app.include_router(memory_routes(memory))
+    app.include_router(operation_routes(parts.service, parts.reloader))
+    app.add_middleware(
+        Gate,
+        keys=keys,
+        admin_key=admin_key,
+        max_body=settings.max_body,
+        body_timeout=settings.body_timeout,
+        metrics=parts.service.metrics,
+    )
+    return app
+
+
+def _make_parts(client: LocalClient, settings: ServeSettings, keys: Sequence[str]) -> Parts:
+    metrics = Metrics()
+    service = ModelService(
+        client,
+        metrics,
+        name=settings.served_name or client.model.removesuffix(".gguf"),
+        max_queue=settings.max_queue,
+        request_timeout=settings.request_timeout,
+    )
+    state_dir = settings.state_dir.expanduser()
+    runs = RunStore(state_dir / "runs")
+    reader = MemoryReader(
+        runs, client, fingerprint=LocalModel(settings.model).fingerprint(), max_runs=settings.max_runs
+    )
+    metrics.watch([Reading("memjax_memory_runs", "Documents being read.", lambda: reader.active)])
+    grpc = None if settings.grpc_port is None else GrpcServer(service, settings.host, settings.grpc_port, keys)
+    return Parts(
+        service, FileStore(state_dir / "files"), runs, reader, WeightReloader(service, Path(settings.model)), grpc
+    )
+
+
+@asynccontextmanager
+async def _running(parts: Parts, settings: ServeSettings) -> AsyncIterator[None]:
+    service = parts.service
+    tasks = [asyncio.create_task(_warm_up(parts)), asyncio.create_task(_sweep(parts, settings.run_hours * 3600))]
+    if parts.grpc:
+        await parts.grpc.start()
+    try:
+        yield
+    finally:
+        service.draining = True
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        await asyncio.to_thread(parts.reader.close)
+        if parts.grpc:
+            await parts.grpc.stop(settings.drain_seconds)
+        await service.client.close()
+
+
+async def _warm_up(parts: Parts) -> None:
+    """Compile everything, then take requests and go on with the readings that a restart interrupted."""
+    started = time.monotonic()
+    await asyncio.to_thread(parts.service.client.warm_up)
+    parts.service.ready = True
+    log.info("ready after %.1f s of compiling", time.monotonic() - started)
+    await asyncio.to_thread(parts.reader.resume_all)
+
+
+async def _sweep(parts: Parts, seconds: float) -> None:
+    """Forget now and then what nobody has used for so long."""
+    while True:
+        await asyncio.to_thread(expire, parts, time.time() - seconds)
+        await asyncio.sleep(_SWEEP_SECONDS)
+
+
+def expire(parts: Parts, before: float) -> None:
+    """Forget files uploaded, and readings last used, before that time."""
+    parts.files.sweep(before)
+    for record in parts.runs.list():
+        if record.updated < before and not parts.reader.is_active(record.id):
+            parts.runs.delete(record.owner, record.id)

@@ -1,0 +1,79 @@
+"""What goes wrong with a request: one exception with a status and a sentence, answered in OpenAI's shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+log = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+"""The status under which a request is counted whose client left; nobody receives it."""
+
+
+class ApiError(Exception):
+    """Why a request is refused or failed."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.message, self.code, self.headers = status, message, code, dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI writes it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": None, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The error as an answer."""
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Answer every failure of a route in the same shape."""
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def sentence(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors: where, what, and the value."""
+    place = ".".join(str(part) for part in error["loc"] if part != "body") or "the body"
+    got = repr(error.get("input"))
+    return f"{place}: {error['msg']}, got {got if len(got) <= 80 else got[:77] + '...'}"
+
+
+async def _api_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return ApiError(
+            400, f"the body is not JSON ({first['ctx']['error']} at character {first['loc'][-1]})"
+        ).response()
+    return ApiError(400, sentence(first)).response()
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    said = {
+        "Not Found": f"there is nothing at {request.url.path}",
+        "Method Not Allowed": f"{request.method} is not for {request.url.path}",
+    }
+    message = said.get(error.detail, error.detail)
+    return ApiError(error.status_code, message, headers=error.headers).response()
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return ApiError(500, "an error of the server, which it has logged").response()

@@ -1,0 +1,115 @@
+"""Uploaded documents on disk, each under an id of the server's making; their names are only ever text in a record."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic import BaseModel, ConfigDict
+
+from memjax.data.documents import inspected
+from memjax.serve.disk import directory_of, full_disk_as_error, make_id, missing, read_record, write_record
+from memjax.serve.errors import ApiError
+
+KIND = "file"
+
+
+class FileRecord(BaseModel):
+    """An uploaded file."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    name: str  # as the client called it
+    size: int  # bytes
+    created: float  # seconds since 1970
+    purpose: str = "user_data"
+
+    def view(self) -> dict[str, str | int]:
+        """As OpenAI shows it."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.size,
+            "created_at": int(self.created),
+            "filename": self.name,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
+
+
+class FileStore:
+    """The files under `root`, a directory for every owner."""
+
+    def __init__(self, root: Path):
+        self._root = root
+
+    def add(self, owner: str, name: str, content: BinaryIO, purpose: str = "user_data") -> FileRecord:
+        """Keep a document; ApiError for what is no readable text."""
+        file_id = make_id(KIND)
+        directory = self._directory(owner, file_id)
+        shown = shown_name(name)
+        try:
+            with full_disk_as_error():
+                directory.mkdir(parents=True)
+                with open(directory / "content", "wb") as kept:
+                    shutil.copyfileobj(content, kept)
+            check_document(directory / "content", shown)
+            size = (directory / "content").stat().st_size
+            record = FileRecord(id=file_id, name=shown, size=size, created=time.time(), purpose=purpose[:64])
+            with full_disk_as_error():
+                write_record(directory / "file.json", record)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        return record
+
+    def get(self, owner: str, file_id: str) -> FileRecord:
+        """The record of a file; ApiError 404 for anything else."""
+        record = read_record(self._directory(owner, file_id) / "file.json", FileRecord)
+        if record is None:
+            raise missing(KIND, file_id)
+        return record
+
+    def content(self, owner: str, file_id: str) -> Path:
+        """Where the bytes lie."""
+        return self._directory(owner, self.get(owner, file_id).id) / "content"
+
+    def list(self, owner: str) -> list[FileRecord]:
+        """All files of an owner, the latest first."""
+        found = (read_record(path, FileRecord) for path in (self._root / owner).glob("*/file.json"))
+        return sorted((record for record in found if record), key=lambda record: -record.created)
+
+    def delete(self, owner: str, file_id: str) -> None:
+        """Forget a file; readings that began with it have their own copy."""
+        self.get(owner, file_id)
+        shutil.rmtree(self._directory(owner, file_id), ignore_errors=True)
+
+    def sweep(self, before: float) -> None:
+        """Forget what was uploaded before that time."""
+        for path in self._root.glob("*/*/file.json"):
+            record = read_record(path, FileRecord)
+            if record is None or record.created < before:
+                shutil.rmtree(path.parent, ignore_errors=True)
+
+    def _directory(self, owner: str, file_id: str) -> Path:
+        return directory_of(self._root / owner, KIND, file_id)
+
+
+def shown_name(name: str) -> str:
+    """The last part of a name that a client gave, for people and to tell its kind by."""
+    printable = "".join(char for char in name if char.isprintable())
+    return printable.replace("\\", "/").rstrip("/").rpartition("/")[2][-200:] or "document"
+
+
+def check_document(path: Path, name: str) -> None:
+    """ApiError 400 for a file that is no readable text."""
+    with open(path, "rb") as raw:
+        if raw.read(2) == b"\x1f\x8b":  # a small packed file may hold terabytes
+            raise ApiError(400, f"{name} is packed: unpack it before you send it")
+    try:
+        inspected(path, name)
+    except ValueError as error:
+        raise ApiError(400, str(error)) from None

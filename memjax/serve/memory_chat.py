@@ -1,0 +1,144 @@
+"""The model name memory/MODEL in chat completions: what does not fit the window is read with the memory loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from memjax.serve.errors import ApiError
+from memjax.serve.memory_api import MemoryRequest, MemoryService
+from memjax.serve.memory_store import RunRecord
+from memjax.serve.replies import ignored_headers
+from memjax.serve.schemas import ChatRequest
+from memjax.serve.streaming import COMMENT, DONE, EventStream, sse, unless_gone
+
+
+class MemoryChat:
+    """Answers chats about texts of any length."""
+
+    def __init__(self, memory: MemoryService):
+        self._memory = memory
+        self.name = memory.name
+        self._forgetting: set[asyncio.Task[None]] = set()  # nobody else holds these tasks
+
+    def is_needed(self, body: ChatRequest) -> bool:
+        """Whether a file is attached, or the messages do not fit the window beside a reply."""
+        text, files = _contents(body)
+        limit = body.max_completion_tokens or body.max_tokens or 1
+        service = self._memory.service
+        longest = service.window * 16  # characters; no token of ours is that long on average
+        return bool(files) or len(text) > longest or service.tokenizer.count(text) + limit + 64 > service.window
+
+    async def answer(self, body: ChatRequest, request: Request) -> Response:
+        """Read, and answer as a chat completion. The reading ends with the request."""
+        reading = self._request(body)
+        record = await asyncio.to_thread(self._memory.begin, request.state.owner, reading)
+        headers = ignored_headers(body) | {"X-Memjax-Run": record.id}
+        head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": body.model}
+        if body.stream:
+            events = self._events(record, head, body)
+            return EventStream(events, lambda: self._forget(record), limit=None, headers=headers)
+        try:
+            await unless_gone(request, self._memory.reader.finished(record))
+            text, spent = await self._outcome(record)
+        finally:
+            await self._memory.reader.forget(record)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+        whole = {"object": "chat.completion", "choices": [choice], "usage": spent, "ignored_fields": body.ignored}
+        return JSONResponse(head | whole, headers=headers)
+
+    def _request(self, body: ChatRequest) -> MemoryRequest:
+        text, files = _contents(body)
+        if body.n != 1:
+            raise ApiError(400, f"n: {self.name} gives one answer, got {body.n}")
+        document, question = _split(body)
+        if not files and not document.strip():
+            document, question = _split_text(text)
+        given = {
+            "text": document or None,
+            "file_ids": files,
+            "question": question,
+            "answer_tokens": body.max_completion_tokens or body.max_tokens,
+            "seed": body.seed,
+        }
+        drawn = {name: getattr(body, name) for name in ("temperature", "top_p") if name in body.model_fields_set}
+        return MemoryRequest.model_validate(given | drawn)
+
+    def _forget(self, record: RunRecord) -> None:
+        task = asyncio.ensure_future(self._memory.reader.forget(record))
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
+
+    async def _outcome(self, record: RunRecord) -> tuple[str, dict[str, Any]]:
+        ended = await asyncio.to_thread(self._memory.reader.store.get, record.owner, record.id)
+        state = await asyncio.to_thread(self._memory.reader.store.state, record)
+        if ended.status != "done" or state is None or not state.answers:
+            raise ApiError(503, ended.error or f"the reading was {ended.status} before its end")
+        prompt, drawn = (int(state.counters[name]) for name in ("prompt_tokens", "generated_tokens"))
+        spent = {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
+        return state.answers[0], spent
+
+    async def _events(self, record: RunRecord, head: dict[str, Any], body: ChatRequest) -> AsyncIterator[bytes]:
+        head = head | {"object": "chat.completion.chunk"}
+        yield sse(head | {"choices": [_delta({"role": "assistant", "content": ""})]})
+        async for event in self._memory.reader.follow(record):
+            told = event is not None and event["type"] == "chunk"
+            yield f": chunk {event['chunk']} of {event['chunks']}\n\n".encode() if event and told else COMMENT
+        try:
+            text, spent = await self._outcome(record)
+        except ApiError as error:
+            yield sse(error.body())
+            return
+        yield sse(head | {"choices": [_delta({"content": text})]})
+        yield sse(head | {"choices": [_delta({}, "stop")]})
+        if body.usage_wanted:
+            yield sse(head | {"choices": [], "usage": spent})
+        yield DONE
+
+
+def _delta(delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _contents(body: ChatRequest) -> tuple[str, list[str]]:
+    """All text of the messages, and the ids of the files attached to them."""
+    texts, files = [], []
+    for message in body.messages:
+        for part in [message.content] if isinstance(message.content, str) else message.content:
+            if isinstance(part, str):
+                texts.append(part)
+            elif part.type == "text" and part.text is not None:
+                texts.append(part.text)
+            elif part.type == "file" and isinstance(file_id := (part.file or {}).get("file_id"), str):
+                files.append(file_id)
+            else:
+                raise ApiError(400, f"a message holds a part of type {part.type[:40]!r}: text and file ids can be read")
+    return "\n\n".join(texts), files
+
+
+def _split(body: ChatRequest) -> tuple[str, str]:
+    """The document and the question: the last piece of the messages' text is the question."""
+    pieces = []
+    for message in body.messages:
+        parts = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
+        pieces += [part for part in parts if part and message.role == "user"]
+    if not pieces:
+        raise ApiError(400, "no question: the last text of the user's messages is asked about what stands before it")
+    return "\n\n".join(pieces[:-1]), pieces[-1]
+
+
+def _split_text(text: str) -> tuple[str, str]:
+    """The document and the question in one text: the question is its last paragraph."""
+    document, gap, question = text.rstrip().rpartition("\n\n")
+    if not gap or not document.strip():
+        raise ApiError(
+            400, "no question found: put it in the last paragraph, after an empty line, or in a message of its own"
+        )
+    return document, question.strip()

@@ -1,0 +1,104 @@
+"""What those who run the server ask: is it alive, is it ready, how is it doing; and other weights while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from memjax.checkpoint import load_model
+from memjax.rollout.client import ClientError
+from memjax.serve.errors import ApiError
+from memjax.serve.schemas import WeightsRequest
+from memjax.serve.service import ModelService
+
+
+class WeightReloader:
+    """Where the weights come from, and the swap to those that lie there now; one swap at a time."""
+
+    def __init__(self, service: ModelService, source: Path):
+        self.source = source
+        self._service = service
+        self._lock = asyncio.Lock()
+
+    async def swap(self, directory: Path, version: int | None = None) -> int:
+        """Run the weights of another checkpoint of the same model from the next step on, and return their version.
+
+        Requests under way go on. ApiError says why a checkpoint cannot be run.
+        """
+        engine = self._service.client.engine
+        if not directory.is_dir() and not directory.is_file():
+            raise ApiError(400, f"there is no checkpoint {directory}")
+        async with self._lock:
+            try:
+                loaded = await asyncio.to_thread(load_model, directory, engine.options)
+                if loaded.config != engine.model:
+                    raise ValueError(f"{directory} holds a model of another shape or kind than the one that is served")
+                version = await self._service.client.swap_weights(loaded.params, version)
+            except ValueError as error:
+                raise ApiError(400, str(error)) from None
+            except ClientError as error:
+                raise ApiError(503, str(error)) from None
+            self.source = directory
+        return version
+
+
+def operation_routes(service: ModelService, reloader: WeightReloader) -> APIRouter:
+    """The routes."""
+    router = APIRouter()
+    begun = int(time.time())
+
+    @router.get("/health", response_model=None)
+    async def health() -> Response:
+        """200 while the engine works; 503 when it is dead and the server must be started again."""
+        if service.failure:
+            raise ApiError(503, service.failure)
+        return JSONResponse({"status": "alive"})
+
+    @router.get("/ready", response_model=None)
+    async def ready() -> Response:
+        """200 when every program is compiled and requests are taken."""
+        if service.failure:
+            raise ApiError(503, service.failure)
+        service.refuse_unless_ready()
+        return JSONResponse({"status": "ready", "model": service.name, "window": service.window})
+
+    @router.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/v1/models", response_model=None)
+    async def models() -> Response:
+        """The model, and the same model behind the memory loop."""
+        return JSONResponse({"object": "list", "data": [_model(name, service, begun) for name in _names(service)]})
+
+    @router.get("/v1/models/{name:path}", response_model=None)
+    async def model(name: str) -> Response:
+        """One of them."""
+        if name not in _names(service):
+            raise ApiError(404, f"there is no model {name[:100]!r}", code="model_not_found")
+        return JSONResponse(_model(name, service, begun))
+
+    @router.post("/admin/weights", response_model=None)
+    async def weights(body: WeightsRequest) -> Response:
+        """Swap the weights for those of a checkpoint directory on the server, while requests go on."""
+        service.refuse_unless_ready()
+        if "\0" in body.directory:
+            raise ApiError(400, "directory: a path holds no NUL")
+        return JSONResponse({"weights_version": await reloader.swap(Path(body.directory), body.version)})
+
+    return router
+
+
+def _names(service: ModelService) -> tuple[str, str]:
+    return service.name, f"memory/{service.name}"
+
+
+def _model(name: str, service: ModelService, begun: int) -> dict[str, str | int | None]:
+    window = service.window if name == service.name else None  # the loop has no end
+    return {"id": name, "object": "model", "created": begun, "owned_by": "memjax", "max_model_len": window}

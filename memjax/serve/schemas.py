@@ -1,0 +1,127 @@
+"""What the endpoints take. Fields that are not listed are accepted and reported, as OpenAI's clients send many."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from memjax.trajectory import SamplingParams
+
+MAX_SAMPLES = 64
+MAX_PROMPTS = 64
+
+Stop = str | Annotated[list[str], Field(max_length=16)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
+
+
+class Request(BaseModel):
+    """Any request's body."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that were sent with a value and mean nothing here."""
+        return sorted(name for name, value in (self.model_extra or {}).items() if value not in (None, False, 0, [], {}))
+
+
+class SamplingRequest(Request):
+    """How to draw, under OpenAI's names."""
+
+    n: int = Field(1, ge=1, le=MAX_SAMPLES)
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)  # -1 means no cut, as for other servers
+    stop: Stop | None = None
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    stream: bool = False
+
+    def sampling(self, max_tokens: int) -> SamplingParams:
+        """The same as the engine takes it. Raises ValueError for an empty stop string."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(0, self.top_k),
+            stop=tuple(stop),
+            seed=self.seed,
+            n=self.n,
+        )
+
+
+class StreamOptions(Request):
+    """What a stream holds beside its text."""
+
+    include_usage: bool = False
+
+
+class OpenAIRequest(SamplingRequest):
+    """What chat and text completions share."""
+
+    model: str
+    stream_options: StreamOptions | None = None
+
+    @property
+    def usage_wanted(self) -> bool:
+        """Whether a stream is to end with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ContentPart(Request):
+    """A piece of a message: text, or a file uploaded to /v1/files."""
+
+    type: str
+    text: str | None = None
+    file: dict[str, Any] | None = None
+
+
+class ChatMessage(Request):
+    """A message; "developer" is another word for "system"."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart]
+
+
+class ChatRequest(OpenAIRequest):
+    """/v1/chat/completions. A last message of the assistant is continued."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+
+class CompletionRequest(OpenAIRequest):
+    """/v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    logprobs: int | None = Field(None, ge=0, le=5)
+
+
+class GenerateRequest(SamplingRequest):
+    """/generate: token ids in, token ids and log probabilities out."""
+
+    token_ids: TokenIds
+    shared: int = Field(0, ge=0)  # so many leading ids come again in other requests: their prefill is kept
+
+
+class TokenizeRequest(Request):
+    """/tokenize: the ids of a text, or of messages in the chat template."""
+
+    text: str | None = None
+    messages: list[ChatMessage] | None = None
+
+
+class WeightsRequest(Request):
+    """/admin/weights: where the weights lie that are to be run from now on."""
+
+    directory: str = Field(min_length=1)
+    version: int | None = Field(None, ge=0)

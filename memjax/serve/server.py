@@ -1,0 +1,124 @@
+"""The process: one socket, one model, uvicorn, and what signals mean."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
+
+import jax
+import uvicorn
+from fastapi import FastAPI
+
+from memjax.mesh import make_mesh
+from memjax.rollout.local import LocalClient
+from memjax.serve.app import Parts, create_app
+from memjax.serve.errors import ApiError
+from memjax.serve.gate import TimedHead
+from memjax.serve.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048  # connections that the system keeps until they are accepted
+
+
+def run_server(
+    settings: ServeSettings,
+    *,
+    keys: Sequence[str] = (),
+    admin_key: str | None = None,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ValueError for a port in use, a model or a limit that cannot be served."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    listening = bind(settings.host, settings.port)
+    host, port = listening.getsockname()[:2]
+    say(f"loading {settings.model}")
+    client = load_client(settings)
+    app = create_app(client, settings, keys=keys, admin_key=admin_key)
+    say(f"http://{host}:{port} serves {app.state.parts.service.name}; /ready says when it is warm")
+    Server(app, settings).run(sockets=[listening])
+
+
+def load_client(settings: ServeSettings) -> LocalClient:
+    """The model on its devices."""
+    devices = jax.devices()
+    if settings.tensor > len(devices):
+        raise ValueError(f"tensor is {settings.tensor}, but there are {len(devices)} devices")
+    return LocalClient.load(
+        settings.model,
+        max_length=settings.max_length,
+        slots=settings.slots,
+        dtype=settings.dtype,
+        mesh=make_mesh(tensor=settings.tensor, devices=devices[: settings.tensor]),
+    )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket: from here on clients wait until the model is loaded. ValueError for a port in use."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        raise ValueError(
+            f"{host}:{port} cannot be listened on ({error.strerror}): choose another --host or --port"
+        ) from None
+    return listening
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with an application that learns of a signal at once, and SIGHUP for other weights."""
+
+    def __init__(self, app: FastAPI, settings: ServeSettings):
+        protocol = type("Protocol", (TimedHead,), {"head_timeout": settings.body_timeout})
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                log_config=None,
+                access_log=False,
+                backlog=_BACKLOG,
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+            )
+        )
+        self._parts: Parts = app.state.parts
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal."""
+        with suppress(ValueError, RuntimeError):  # not in the main thread, as in tests: signals are not for us
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Refuse what comes, and let go of readers, who find their run again after the restart."""
+        self._parts.service.draining = True
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the readings, whose streams would never end by themselves, then wait for the rest."""
+        self._parts.service.draining = True
+        await asyncio.to_thread(self._parts.reader.end_all)
+        await super().shutdown(sockets)
+
+    def _reload(self) -> None:
+        task = asyncio.ensure_future(self._parts.reloader.swap(self._parts.reloader.source))
+        task.add_done_callback(_log_swap)
+
+
+def _log_swap(task: asyncio.Task[int]) -> None:
+    error = task.exception()
+    if isinstance(error, ApiError):
+        log.error("the weights stay as they are: %s", error.message)
+    elif error is not None:
+        log.error("the weights stay as they are", exc_info=error)
+    else:
+        log.info("weights version %d is running", task.result())

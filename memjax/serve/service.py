@@ -1,0 +1,182 @@
+"""The model that is served: admission, one generation after another on the shared scheduler, and how it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from memjax.rollout.client import ClientError
+from memjax.rollout.local import LocalClient
+from memjax.rollout.scheduler import OnToken, TokenEvent
+from memjax.serve.errors import ApiError
+from memjax.serve.metrics import Metrics, Reading
+from memjax.trajectory import Completion, SamplingParams
+
+Result = TypeVar("Result")
+
+
+class Generation:
+    """One prompt under way, made in an event loop. Close it: whatever still runs is then cancelled.
+
+    A `listener` is called with every token from the engine's thread; `events` then has none.
+    """
+
+    def __init__(self, service: ModelService, listener: OnToken | None):
+        self.future: Future[list[Completion]]
+        self._service, self._listener = service, listener
+        self._loop = asyncio.get_running_loop()
+        self._started = time.monotonic()
+        self._deadline = self._loop.time() + service.request_timeout
+        self._tokens: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
+        self._first: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+        self._outcome: str | None = None
+
+    def on_token(self, event: TokenEvent) -> None:
+        """Take a token from the engine's thread."""
+        now = time.monotonic()
+        if not self._first:
+            self._service.metrics.first_token.observe(now - self._started)
+        first = self._first.setdefault(event.sample, now)
+        count = self._counts[event.sample] = self._counts.get(event.sample, 0) + 1
+        if event.finish_reason and count > 1:
+            self._service.metrics.token.observe((now - first) / (count - 1))
+        if self._listener:
+            self._listener(event)
+        else:
+            self._loop.call_soon_threadsafe(self._tokens.put_nowait, event)
+
+    def watch(self, future: Future[list[Completion]]) -> None:
+        """Follow the request that the scheduler took on."""
+        self.future = future
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._tokens.put_nowait, None))
+
+    async def events(self) -> AsyncIterator[TokenEvent]:
+        """The tokens as they come; ApiError where the engine fails or time runs out."""
+        while (event := await self._within(self._tokens.get())) is not None:
+            yield event
+        await self.result()
+
+    async def result(self) -> list[Completion]:
+        """The completions, in order of sample; ApiError as for `events`."""
+        try:
+            completions = await self._within(asyncio.wrap_future(self.future))
+        except ClientError as error:
+            self._outcome = "failed"
+            raise ApiError(503, str(error)) from None
+        except ValueError as error:
+            self._outcome = "invalid"
+            raise ApiError(400, str(error)) from None
+        self._outcome = str(completions[-1].finish_reason)
+        return completions
+
+    def close(self) -> None:
+        """Give back what the request holds, and count it."""
+        self.future.cancel()
+        self._service.closed(self, self._outcome or "cancelled", time.monotonic() - self._started)
+
+    async def _within(self, work: Awaitable[Result]) -> Result:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await work
+        except TimeoutError:
+            self._outcome = "timeout"
+            limit = self._service.request_timeout
+            raise ApiError(504, f"the reply was not finished within {limit:g} s: ask for fewer tokens") from None
+
+
+class ModelService:
+    """A local client behind an admission limit. `ready` and `draining` are set by whoever runs the server."""
+
+    def __init__(self, client: LocalClient, metrics: Metrics, *, name: str, max_queue: int, request_timeout: float):
+        self.client, self.metrics, self.name = client, metrics, name
+        self.tokenizer, self.window = client.tokenizer, client.window
+        self.request_timeout = request_timeout
+        self.ready = False
+        self.draining = False
+        self._most = client.engine.max_concurrent_decodes + max_queue
+        self._open: set[Generation] = set()
+        self._mean_seconds = 1.0
+        metrics.watch(self._readings())
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine is dead; None while it works."""
+        return self.client.scheduler.failure
+
+    @property
+    def under_way(self) -> int:
+        """Requests that are waiting or running."""
+        return len(self._open)
+
+    def start(
+        self, ids: Sequence[int], params: SamplingParams, *, shared: int = 0, listener: OnToken | None = None
+    ) -> Generation:
+        """Begin a generation, or refuse it with an ApiError: 400 for what cannot be run, 429 and 503 for now."""
+        self._admit()
+        generation = Generation(self, listener)
+        try:
+            future = self.client.scheduler.submit(ids, params, shared=shared, on_token=generation.on_token)
+        except ValueError as error:
+            self.metrics.requests.labels("invalid").inc()
+            raise ApiError(400, str(error)) from None
+        except ClientError as error:
+            self.metrics.requests.labels("failed").inc()
+            raise ApiError(503, str(error)) from None
+        generation.watch(future)
+        self._open.add(generation)
+        return generation
+
+    def refuse_unless_ready(self) -> None:
+        """ApiError 503 while the server warms up or shuts down."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down: ask again in a moment", headers={"Retry-After": "5"})
+        if not self.ready:
+            raise ApiError(503, "the server is warming up: ask again in a moment", headers={"Retry-After": "5"})
+
+    def closed(self, generation: Generation, outcome: str, seconds: float) -> None:
+        """A generation ended, one way or the other."""
+        if generation not in self._open:
+            return
+        self._open.remove(generation)
+        self.metrics.requests.labels(outcome).inc()
+        if outcome in ("stop", "length"):
+            self.metrics.request.observe(seconds)
+            self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
+
+    def _admit(self) -> None:
+        self.refuse_unless_ready()
+        if len(self._open) < self._most:
+            return
+        self.metrics.requests.labels("rejected").inc()
+        slots = self.client.engine.max_concurrent_decodes
+        wait = min(60, max(1, round(self._mean_seconds * self._most / slots / 2)))
+        raise ApiError(
+            429,
+            f"{self._most} requests are waiting or running, which is the most: ask again in {wait} s",
+            code="rate_limit_exceeded",
+            headers={"Retry-After": str(wait)},
+        )
+
+    def _readings(self) -> list[Reading]:
+        scheduler, engine = self.client.scheduler, self.client.engine
+        counters = scheduler.counters
+        return [
+            Reading("memjax_slots", "Slots of the engine.", lambda: engine.max_concurrent_decodes),
+            Reading("memjax_slots_used", "Slots that decode.", lambda: scheduler.running),
+            Reading("memjax_requests_open", "Requests waiting or running.", lambda: len(self._open)),
+            Reading("memjax_queue", "Requests beyond the slots.", self._queue),
+            Reading("memjax_prompt_tokens", "Prompt tokens prefilled.", lambda: counters.prefilled_tokens, counts=True),
+            Reading("memjax_cached_tokens", "Prompt tokens shared.", lambda: counters.cached_tokens, counts=True),
+            Reading("memjax_output_tokens", "Tokens drawn.", lambda: counters.useful_slot_steps, counts=True),
+            Reading("memjax_decode_steps", "Steps of the engine.", lambda: counters.decode_steps, counts=True),
+            Reading("memjax_compilations", "Compiled after warm-up; 0 is right.", lambda: engine.compilations),
+            Reading("memjax_weights_version", "Version of the weights.", lambda: engine.weights.current.version),
+            Reading("memjax_ready", "1 when warm and not shutting down.", lambda: self.ready and not self.draining),
+        ]
+
+    def _queue(self) -> int:
+        return max(0, len(self._open) - self.client.engine.max_concurrent_decodes)

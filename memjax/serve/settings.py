@@ -1,0 +1,52 @@
+"""What `memjax serve` runs with: a config file, what was typed over it, and keys from the environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from memjax.config import load_config
+
+
+class ServeSettings(BaseModel):
+    """A server: its model, its addresses and its limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1)  # a directory, a .gguf file or a hub id
+    served_name: str | None = None  # what clients call it; by default the name of its directory or file
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)  # 0: any free one
+    grpc_port: int | None = Field(None, ge=0, le=65535)  # JetStream's service; None: not served
+    dtype: Literal["float32", "bfloat16"] | None = None  # None: the faster here
+    slots: int | None = Field(None, ge=1)  # replies that are decoded side by side
+    max_length: int | None = Field(None, ge=16)  # tokens of a prompt and its reply
+    tensor: int = Field(1, ge=1)  # devices that one model is spread over
+    max_queue: int = Field(256, ge=0)  # requests that may wait for a slot; more are refused with 429
+    max_runs: int = Field(64, ge=1)  # documents that are read at the same time
+    max_body: int = Field(64 << 20, ge=1024)  # bytes of a request, uploads included
+    request_timeout: float = Field(600.0, gt=0)  # seconds from a request's arrival to its last token
+    body_timeout: float = Field(20.0, gt=0)  # seconds for a request's head, and for its body beside 10 kB per second
+    drain_seconds: float = Field(60.0, ge=0)  # how long SIGTERM waits for running requests
+    state_dir: Path = Path("~/.local/state/memjax/serve")  # uploaded files, and readings that go on after a restart
+    run_hours: float = Field(168.0, gt=0)  # files and readings are kept so long after their last use
+
+
+def read_settings(config: Path | None, given: Mapping[str, Any]) -> ServeSettings:
+    """The settings of a file with what was typed (None: nothing) over them; ValueError names what is wrong."""
+    overrides = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    if config is None and given.get("model") is None:
+        raise ValueError("no model given: --model takes a directory in Hugging Face's layout, a .gguf file or a hub id")
+    return load_config(ServeSettings, config, overrides)
+
+
+def read_keys(
+    typed: list[str] | None, environ: Mapping[str, str], variable: str = "MEMJAX_API_KEYS"
+) -> tuple[str, ...]:
+    """The API keys: those typed, else those of the environment, separated by commas."""
+    keys = typed or environ.get(variable, "").split(",")
+    return tuple(key.strip() for key in keys if key.strip())
