@@ -70,7 +70,7 @@ def token_logprobs(
 
 
 def _sampled_first(wanted_BT: Array) -> tuple[Array, Array]:
-    """The order that puts the wanted positions first, so that nothing is left to do behind the fullest row; its inverse."""
+    """The order that puts the wanted positions first, and its inverse. Behind the fullest row nothing is left to do."""
     wanted_count_BT, other_count_BT = jnp.cumsum(wanted_BT, axis=1), jnp.cumsum(~wanted_BT, axis=1)
     place_BT = jnp.where(wanted_BT, wanted_count_BT, wanted_count_BT[:, -1:] + other_count_BT) - 1
     rows, length = wanted_BT.shape

@@ -7,6 +7,7 @@ from memjax.train.logprobs import LogprobOptions, token_logprobs
 
 B, T, D, V, KNOWN = 3, 13, 8, 24, 20
 TEMPERATURE = 0.7
+score = jax.jit(token_logprobs, static_argnums=4)
 
 
 def inputs(seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -57,16 +58,17 @@ def test_ids_that_the_tokenizer_does_not_know_have_no_gradient():
 
 def test_a_batch_without_sampled_tokens_gives_zeros():
     hidden_BTD, head_VD, tokens_BT, mask_BT = inputs()
-    found = token_logprobs(hidden_BTD, head_VD, tokens_BT, jnp.zeros_like(mask_BT), LogprobOptions(KNOWN))
+    options = LogprobOptions(KNOWN, TEMPERATURE, 4)
+    found = score(hidden_BTD, head_VD, tokens_BT, jnp.zeros_like(mask_BT), options)
     assert not any(x_BT.any() for x_BT in found)
 
 
 def test_bfloat16_hidden_states_give_float32_logprobs():
     hidden_BTD, head_VD, tokens_BT, mask_BT = inputs()
     options = LogprobOptions(KNOWN, TEMPERATURE, 4)
-    found = token_logprobs(hidden_BTD.astype(jnp.bfloat16), head_VD, tokens_BT, mask_BT, options)
+    found = score(hidden_BTD.astype(jnp.bfloat16), head_VD, tokens_BT, mask_BT, options)
     assert {x_BT.dtype for x_BT in found} == {jnp.dtype(jnp.float32)}
-    np.testing.assert_allclose(found[0], all_at_once(*inputs())[0], atol=0.1)
+    np.testing.assert_allclose(found[0], jax.jit(all_at_once)(*inputs())[0], atol=0.1)
 
 
 def test_memory_holds_one_chunk_of_logits_forward_and_backward():

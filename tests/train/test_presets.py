@@ -65,7 +65,8 @@ def result(objective: ObjectiveConfig) -> tuple[float, np.ndarray]:
     def of_logprobs(logprobs_BT: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         return objective_loss(objective, logprobs_BT, entropy_BT, micro, micro.rows.loss_mask.sum())
 
-    grad = jax.jit(jax.value_and_grad(of_logprobs, has_aux=True))
+    # Not jitted: one operation at a time compiles once for all objectives.
+    grad = jax.value_and_grad(of_logprobs, has_aux=True)
     (value, _), gradient = grad(jnp.asarray(near(2)[0][0], jnp.float32))
     return float(value), np.asarray(gradient)
 

@@ -16,7 +16,7 @@ from memjax.train.losses import Batch, objective_loss
 from memjax.train.optimizer import OptimizerConfig
 from memjax.train.packing import PackedStep, PackingConfig, Rows, pack
 from memjax.train.presets import ObjectiveConfig
-from memjax.train.step import gradients, init_state, make_scorer, make_update, place
+from memjax.train.step import abstract_state, gradients, init_state, make_scorer, make_update, place
 
 LOGPROBS = LogprobOptions(VOCAB, chunk=4)
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=2)
@@ -147,7 +147,9 @@ def test_zero_advantage_gives_zero_gradient():
 
 @lru_cache
 def update_function(options: ModelOptions = ONE_DEVICE):
-    return make_update(CONFIG, options, LOGPROBS, OPTIMIZER, partial(objective_loss, ObjectiveConfig()))
+    update = make_update(CONFIG, options, LOGPROBS, OPTIMIZER, partial(objective_loss, ObjectiveConfig()))
+    state = abstract_state(CONFIG, options, OPTIMIZER)
+    return update.lower(state, place(batch_of(packed_step()), options.layout)).compile(compiler_options=QUICK)
 
 
 def fresh_state(options: ModelOptions = ONE_DEVICE):
