@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from memjax.checkpoint.tensors import Index, listing
+from memjax.checkpoint.tensors import Index, listing, read_bytes
 from memjax.gguf_file import GGUFFile, TensorInfo, read_gguf
 from memjax.models.config import Qwen2Config
 
@@ -41,33 +40,29 @@ class GGUFModel:
         self.path = path
         file = read_gguf(path)
         _refuse_other_files(file)
-        self._data = np.memmap(path, np.uint8, mode="r")
         self._tensors = {_hf_name(name): info for name, info in file.tensors.items()}
-        _check_length(path, len(self._data), file.tensors.values())
+        _check_length(path, path.stat().st_size, file.tensors.values())
         if _EMBEDDING not in self._tensors:
             raise ValueError(f"{path} has no token_embd.weight; it holds {listing(sorted(file.tensors))}")
         tied = _HEAD not in self._tensors or self._is_head_the_embedding()
         if tied and _HEAD in self._tensors:
             # One matrix rounded twice: the head's copy is the finer one, and a tied model has only one.
             self._tensors[_EMBEDDING] = self._tensors.pop(_HEAD)
+        self.shapes = {name: info.shape for name, info in self._tensors.items()}
         self.config = _config(file, vocab_size=self.shapes[_EMBEDDING][0], tied=tied)
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor's shape, (out, in)."""
-        return {name: info.shape for name, info in self._tensors.items()}
 
     def read(self, name: str, index: Index) -> np.ndarray:
         """Rows of one tensor as float32; only they are dequantised."""
         from gguf.quants import dequantize
 
         info = self._tensors[name]
+        if len(info.shape) == 1:
+            data = read_bytes(self.path, info.offset, _row_bytes(info))
+            return dequantize(data, _quantization(info))[index]
         rows, *rest = index
         width = _row_bytes(info)
-        data = self._data[info.offset : info.offset + info.rows * width]
-        if len(info.shape) == 1:
-            return dequantize(data, _quantization(info))[rows]
-        return dequantize(data.reshape(-1, width)[rows], _quantization(info))[(slice(None), *rest)]
+        data = read_bytes(self.path, info.offset + rows.start * width, (rows.stop - rows.start) * width)
+        return dequantize(data.reshape(-1, width), _quantization(info))[(slice(None), *rest)]
 
     def _is_head_the_embedding(self) -> bool:
         embedding, head = self._tensors[_EMBEDDING], self._tensors[_HEAD]

@@ -24,6 +24,7 @@ from memjax.checkpoint.tensors import (
     leaf_tensors,
     listing,
     read_blocks,
+    read_bytes,
     read_params,
     whole,
 )
@@ -62,13 +63,14 @@ def load_params(directory: Path, config: Qwen2Config, options: ModelOptions) -> 
 
 @dataclass(frozen=True)
 class _Entry:
-    data: np.ndarray  # mapped bytes
+    file: Path
+    offset: int  # bytes from the start of the file
     dtype: np.dtype
     shape: tuple[int, ...]
 
 
 class SafetensorsDirectory:
-    """The tensors of all safetensors files of a directory, mapped and read slice by slice."""
+    """The tensors of all safetensors files of a directory, read slice by slice."""
 
     def __init__(self, directory: Path):
         self.path = directory
@@ -80,16 +82,15 @@ class SafetensorsDirectory:
             self._entries |= entries
         if duplicates:
             raise ValueError(f"more than one file of {directory} holds {listing(duplicates)}; keep one set of files")
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor's shape."""
-        return {name: entry.shape for name, entry in self._entries.items()}
+        self.shapes = {name: entry.shape for name, entry in self._entries.items()}
 
     def read(self, name: str, index: Index) -> np.ndarray:
-        """A view of the mapped file."""
+        """A slice; the rows that it lies in are read from the file."""
         entry = self._entries[name]
-        return entry.data.view(entry.dtype).reshape(entry.shape)[index]
+        rows, *rest = index
+        row_bytes = int(np.prod(entry.shape[1:], dtype=np.int64)) * entry.dtype.itemsize
+        held = read_bytes(entry.file, entry.offset + rows.start * row_bytes, (rows.stop - rows.start) * row_bytes)
+        return held.view(entry.dtype).reshape(-1, *entry.shape[1:])[(slice(None), *rest)]
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -124,8 +125,7 @@ def _read_header(file: Path) -> dict[str, _Entry]:
     end = 8 + length + max((stop for _, _, _, stop in spans.values()), default=0)
     if size < end:
         raise ValueError(f"{file} is truncated: {size} bytes of {end}; download it again")
-    data = np.memmap(file, np.uint8, mode="r", offset=0)[8 + length :]
-    return {name: _Entry(data[start:stop], dtype, shape) for name, (dtype, shape, start, stop) in spans.items()}
+    return {name: _Entry(file, 8 + length + start, dtype, shape) for name, (dtype, shape, start, _) in spans.items()}
 
 
 def _span(spec: Mapping[str, Any]) -> tuple[np.dtype, tuple[int, ...], int, int]:
@@ -141,19 +141,14 @@ def _span(spec: Mapping[str, Any]) -> tuple[np.dtype, tuple[int, ...], int, int]
 class ParamsSource:
     """A parameter tree seen as Hugging Face's tensors; a slice is cut on the device and fetched."""
 
-    path = Path("the parameters")
-
     def __init__(self, params: Params):
+        self.path = Path("the parameters")
         self._leaves: dict[str, tuple[jax.Array, int | None]] = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             tensors = leaf_tensors(path, leaf)
             for layer, name in enumerate(tensors.names):
                 self._leaves[name] = (leaf, layer if tensors.stacked else None)
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor's shape."""
-        return {n: leaf.shape if layer is None else leaf.shape[1:] for n, (leaf, layer) in self._leaves.items()}
+        self.shapes = {n: x.shape if layer is None else x.shape[1:] for n, (x, layer) in self._leaves.items()}
 
     def read(self, name: str, index: Index) -> np.ndarray:
         """A slice on the host."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,18 +26,11 @@ _MOST_NAMES = 8  # of each kind of fault in one message
 class TensorSource(Protocol):
     """Tensors that are read slice by slice."""
 
-    @property
-    def path(self) -> Path:
-        """Where they are, for messages."""
-        ...
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor's shape, by Hugging Face's name."""
-        ...
+    path: Path  # where they are, for messages
+    shapes: dict[str, tuple[int, ...]]  # by Hugging Face's name
 
     def read(self, name: str, index: Index) -> np.ndarray:
-        """A slice of one tensor, in whatever float type it is kept."""
+        """A slice of one tensor, in whatever float type it is kept; `index` has numbers for bounds."""
         ...
 
 
@@ -108,12 +101,17 @@ def leaf_tensors(path: Sequence[Any], leaf: Any) -> LeafTensors:
 
 
 def read_blocks(source: TensorSource, name: str, index: Index) -> Iterator[np.ndarray]:
-    """A slice of one tensor in blocks of rows that bound what is held at a time; `index` has numbers for bounds."""
+    """A slice of one tensor in blocks of rows that bound what is held at a time."""
     rows, *rest = index
-    width = int(np.prod([s.stop - s.start for s in rest], dtype=np.int64))
+    width = int(np.prod(source.shapes[name][1:], dtype=np.int64))
     step = max(1, _BLOCK_ELEMENTS // max(1, width))
     for start in range(rows.start, rows.stop, step):
         yield source.read(name, (slice(start, min(start + step, rows.stop)), *rest))
+
+
+def read_bytes(file: Path, offset: int, count: int) -> np.ndarray:
+    """Bytes of a file. They are read, not mapped: mapped pages count as memory of this process."""
+    return np.fromfile(file, np.uint8, count=count, offset=offset)
 
 
 def whole(shape: Sequence[int]) -> Index:
@@ -125,7 +123,6 @@ def _place(source: TensorSource, tensors: LeafTensors, leaf: jax.ShapeDtypeStruc
     def part(index: Index | None) -> np.ndarray:
         slices = zip(index or whole(leaf.shape), leaf.shape, strict=True)
         bounds = tuple(slice(*s.indices(length)[:2]) for s, length in slices)
-        # Filled by copying: what is placed must not alias a mapped file, which may change or go.
         out = np.empty([s.stop - s.start for s in bounds], leaf.dtype)
         if not tensors.stacked:
             _fill(out, source, tensors.names[0], bounds)
