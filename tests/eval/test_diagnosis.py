@@ -112,6 +112,14 @@ def test_a_fact_in_the_memory_or_the_question_was_not_shown_by_the_chunk(as_ids)
     assert [turn.shown for turn in client.turns] == [(True, False), (False, False)]
 
 
+def test_a_short_memory_is_not_taken_for_what_the_chunk_shows():
+    tokenizer = ByteTokenizer()
+    client = RecordingClient(ScriptedClient(lambda prompt, params: "- 4711"), tokenizer.decode, watched=[["4711"]])
+    ask(client, "Notes:\n", "none", "\nText:\n", "The code is 4711.")
+    ask(client, "Notes:\n", tokenizer.encode("- 4711"), "\nText:\n", "Nothing.")
+    assert [turn.shown for turn in client.turns] == [(True,), (False,)]
+
+
 def test_the_prompt_hash_tells_prompts_apart_whatever_their_parts_are_made_of():
     tokenizer = ByteTokenizer()
 
