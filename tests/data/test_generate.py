@@ -1,4 +1,8 @@
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -95,3 +99,28 @@ def test_what_cannot_be_made_leaves_a_message_and_no_file(tokenizer, tmp_path, a
     assert message in " ".join(result.output.replace("│", " ").split())
     assert not out.exists()
     assert not list(tmp_path.glob("*.part*"))
+
+
+def test_workers_end_when_the_run_is_killed(tokenizer, tmp_path):
+    arguments = ("--tokenizer", tokenizer, "--length", "4m", "--tasks", "niah_single_1", "--workers", "2")
+    command = [sys.executable, "-m", "memjax.data", "ruler", "--out", tmp_path / "out.jsonl", *arguments]
+    run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    started = await_true(lambda: [pid for pid in children.read_text().split() if is_worker(pid)])
+    run.kill()
+    run.wait()
+    assert await_true(lambda: not any(map(is_worker, started)))
+
+
+def await_true(condition):
+    end = time.monotonic() + 60
+    while not (value := condition()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return value
+
+
+def is_worker(pid):
+    try:
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
