@@ -35,7 +35,7 @@ def test_a_row_survives_the_file(tmp_path):
 
 
 def test_finishing_out_of_order_and_in_two_runs_gives_the_bytes_of_one_run_in_order(tmp_path):
-    graded = [0.1, 0.2, 0.3, 0.7]  # a sum that depends on the order
+    graded = [1 / 3, 0.1, 1 / 7, 0.9]  # a sum that depends on the order
     with ResultsDirectory(tmp_path / "one", CONFIG) as results:
         for number in range(4):
             results.append(row(number, graded[number]))
