@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from memjax.checkpoint import LoadedModel, load_model
 from memjax.mesh import make_mesh
-from memjax.models.config import ModelOptions, Qwen2Config
+from memjax.models.config import ModelOptions, Qwen2Config, default_param_dtype
 from memjax.rollout.client import Prompt
 from memjax.rollout.engine import Engine, EngineConfig
 from memjax.rollout.scheduler import Counters, OnToken, Scheduler
@@ -46,13 +46,19 @@ class LocalClient:
         """Load a model directory, .gguf file or hub id onto `mesh` (by default one device).
 
         `max_length` is the window in tokens (at most the model's; by default 8192 or less), `slots` the prompts that
-        are decoded side by side, `dtype` that of weights and arithmetic. Raises ValueError for what cannot be run.
+        are decoded side by side, `dtype` that of the weights (by default what the platform multiplies fastest).
+        Raises ValueError for what cannot be run.
         """
         mesh = mesh or make_mesh(devices=jax.devices()[:1])
         platform = mesh.devices.flat[0].platform
-        dtype = dtype or (jnp.float32 if platform == "cpu" else jnp.bfloat16)
+        dtype = default_param_dtype() if dtype is None else dtype
         options = ModelOptions(
-            param_dtype=dtype, compute_dtype=dtype, scan_layers=platform != "cpu", layout=Layout(mesh, ROLLOUT)
+            param_dtype=dtype,
+            compute_dtype=jnp.float32
+            if platform == "cpu"
+            else dtype,  # CPUs add and exponentiate in float32
+            scan_layers=platform != "cpu",
+            layout=Layout(mesh, ROLLOUT),
         )
         loaded = load_model(model, options)
         config = EngineConfig.for_platform(platform, _window(loaded.config, max_length), slots)

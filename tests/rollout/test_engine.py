@@ -161,7 +161,7 @@ def test_a_released_slot_is_dead_from_the_next_step_on(engine):
 def test_swapped_weights_are_used_without_compiling(engine, loaded, teacher):
     job = Job(prompt_of(20), 0, params())
     ((before, _),) = run(engine, job)
-    version, programs = engine.weights.current.version, dict(engine._programs)
+    version, programs = engine.weights.current.version, dict(engine.programs._compiled)
     other = jax.tree.map(lambda leaf: leaf * 1.1, loaded.params)
     assert engine.weights.swap(other) == version + 1
     ((after, logprobs),) = run(engine, job)
@@ -170,7 +170,7 @@ def test_swapped_weights_are_used_without_compiling(engine, loaded, teacher):
     assert engine.weights.swap(loaded.params, version=9) == 9
     assert prefill(engine, job.prompt).version == 9
     assert run(engine, job)[0][0] == before
-    assert engine._programs == programs
+    assert engine.programs._compiled == programs
 
 
 @pytest.mark.parametrize(
@@ -227,3 +227,9 @@ def test_stacked_layers_give_the_tokens_of_unrolled_ones(engine, model_directory
     scanned = make_engine(stacked, EngineConfig(slots=4, max_length=64, prefill_buckets=(16,)))
     job = Job(prompt_of(30), 1, params())
     assert run(scanned, job)[0][0] == run(engine, job)[0][0]
+
+
+def test_the_cache_can_be_narrower_than_the_arithmetic(loaded):
+    config = EngineConfig(slots=1, max_length=16, prefill_buckets=(16,), cache_dtype="bfloat16")
+    cache = make_engine(loaded, config).init_decode_state().device["cache"]
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(cache)} == {"bfloat16"}
