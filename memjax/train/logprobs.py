@@ -121,11 +121,12 @@ def _in_chunks_backward(
         hidden_BCD, targets_BC, *upstream_BC = (_slice(x, i, chunk) for x in (hidden_BTD, targets_BT, *upstream))
         _, pull = jax.vjp(lambda h, w: _chunk_logprobs(options, h, w, targets_BC), hidden_BCD, head_VD)
         hidden_grad_BCD, head_grad_VD = pull(tuple(upstream_BC))
-        return _put(grads[0], hidden_grad_BCD, i, chunk), grads[1] + head_grad_VD
+        return _put(grads[0], hidden_grad_BCD, i, chunk), grads[1] + head_grad_VD.astype(jnp.float32)
 
-    zeros = jnp.zeros_like(hidden_BTD), jnp.zeros_like(head_VD)
+    # A bfloat16 sum over chunks would lose the small terms.
+    zeros = jnp.zeros_like(hidden_BTD), jnp.zeros(head_VD.shape, jnp.float32)
     hidden_grad_BTD, head_grad_VD = jax.lax.fori_loop(0, chunks, step, zeros)
-    return hidden_grad_BTD, head_grad_VD, None, None
+    return hidden_grad_BTD, head_grad_VD.astype(head_VD.dtype), None, None
 
 
 _in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward)

@@ -63,7 +63,7 @@ def log_ratio(
     mask_BT: Bool[Array, "B T"],
     segment_ids_BT: Int[Array, "B T"],
 ) -> Float[Array, "B T"]:
-    """Log of the probability ratio that the clip acts on: 0 outside the mask."""
+    """Log of the probability ratio that the clip acts on."""
     ratio_BT = jnp.where(mask_BT, logprobs_BT - old_logprobs_BT, 0.0)
     if objective.ratio == "conversation":
         # All tokens of a conversation then have one loss, so their weights add up to GSPO's single term (its Eq. 5).

@@ -45,6 +45,13 @@ def renormalised_after_top_p(dtype, top_p=0.95):
     return renormalised[inside], learner[inside]
 
 
+def renormalised_after_a_mild_cut(dtype):
+    return renormalised_after_top_p(dtype, top_p=0.98)
+
+
+FAULTS = [stale_weights, dropped_first_token, renormalised_after_top_p, renormalised_after_a_mild_cut]
+
+
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_arithmetic_noise_is_no_alarm(dtype):
     _, _, learner, sampled = rollout(dtype)
@@ -52,7 +59,7 @@ def test_arithmetic_noise_is_no_alarm(dtype):
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("fault", [stale_weights, dropped_first_token, renormalised_after_top_p])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_faults_trip_the_alarm(fault, dtype):
     sampled, learner = fault(dtype)
     alarm = mismatch_alarm(measure_mismatch(sampled, learner, MASK[: len(sampled)]), LIMITS[dtype])
