@@ -19,6 +19,7 @@ from memjax.rollout.client import ClientError
 if TYPE_CHECKING:
     from memjax.eval.report import Run, Table
 
+_FILE_WIDTH = 160  # of a report that is not written to a terminal, which would say its own
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 
 
@@ -170,6 +171,8 @@ def _evaluate(config: EvalConfig, console: Console) -> Run:
 
 def _print(tables: Sequence[Table]) -> None:
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
     for table in tables:
         console.print(table.to_rich())
 

@@ -42,7 +42,7 @@ class Table:
 
         table = Terminal(title=self.title, caption=self.note or None, title_justify="left", caption_justify="left")
         for number, column in enumerate(self.header):
-            table.add_column(column, justify="left" if number < 2 else "right", overflow="fold")
+            table.add_column(column, justify="left" if number < 2 else "right", overflow="fold", no_wrap=number < 2)
         for row in self.rows:
             table.add_row(*row)
         return table
@@ -180,7 +180,7 @@ def losses_table(runs: Sequence[Run]) -> Table:
         for stage, counts in tenths.items():
             if any(counts):
                 lines.append((run.name, cell, _LOSS[stage], *map(str, counts)))
-    header = ("run", "cell", "loss", *(f"to {10 * k + 10} %" for k in range(10)))
+    header = ("run", "cell", "loss", *(f"{10 * k + 10}%" for k in range(10)))
     return Table("Losses by tenth of the document", header, tuple(lines))
 
 
