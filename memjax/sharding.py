@@ -48,11 +48,11 @@ class Layout:
     rules: Rules = ROLLOUT
 
     def spec(self, names: Sequence[str | None], units: Sequence[int]) -> PartitionSpec:
-        """The partition of an array whose axis i is called `names[i]` and splits into `units[i]` equal indivisible parts.
+        """The partition of an array whose axis i is called `names[i]` and splits into `units[i]` indivisible parts.
 
-        Units are the axis length, but the number of heads for an axis of heads times head size. An axis takes its mesh axes
-        as far as their product divides its units, and is replicated over the rest: two kv heads on tensor = 8 are whole on
-        every device. Two axes of one array on one mesh axis are an error in the rules or the names.
+        Units are the axis length, but the number of heads for an axis of heads times head size. An axis takes its mesh
+        axes as far as their product divides its units, and is replicated over the rest: two kv heads on tensor = 8 are
+        whole on every device. Two axes of one array on one mesh axis are an error in the rules or the names.
         """
         taken: dict[str, str] = {}
         parts: list[tuple[str, ...] | None] = []

@@ -1,4 +1,4 @@
-"""Every test: eight simulated CPU devices, no network, implicit rank promotion and wrong array annotations are errors."""
+"""For every test: eight simulated CPU devices, no network; rank promotion and wrong array annotations are errors."""
 
 import os
 

@@ -1,12 +1,14 @@
 """Causal attention of query groups: one signature, and the one place where its body is chosen.
 
-Letters: B batch, T query time, S key time, W attended window, N query heads, K kv heads, G query heads per kv head, H head size.
+Letters: B batch, T query time, S key time, W attended window, N query heads, K kv heads, G query heads per kv head,
+H head size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +63,7 @@ def attend_cache(
     q_BTNH: Float[Array, "B T N H"],
     k_BKSH: Float[Array, "B K S H"],
     v_BKSH: Float[Array, "B K S H"],
-    start_B: Int[Array, "B"],
+    start_B: Int[Array, " B"],
     window: int,
     options: ModelOptions,
 ) -> Float[Array, "B T N H"]:
@@ -72,7 +74,7 @@ def attend_cache(
     t, h = q_BTNH.shape[1], q_BTNH.shape[3]
     body = choose_body(options, t, window, h)
     if body == "blockwise":
-        return _by_groups(lambda *qkv: cached_attention(*qkv, start_B, window), q_BTNH, k_BKSH, v_BKSH)
+        return _by_groups(partial(cached_attention, start_B=start_B, limit=window), q_BTNH, k_BKSH, v_BKSH)
     k_BKWH, v_BKWH = k_BKSH[:, :, :window], v_BKSH[:, :, :window]
     if body == "splash":
         return _splash_cached(q_BTNH, k_BKWH, v_BKWH, start_B, options.layout)
@@ -95,9 +97,7 @@ def einsum_attention(
         q_BKGTH = _scaled(q_BKGTH, k_BKSH)
         scores = jnp.einsum("bkgth,bksh->bkgts", q_BKGTH, k_BKSH, preferred_element_type=jnp.float32)
         weights = jax.nn.softmax(jnp.where(visible_BTS[:, None, None], scores, HIDDEN), axis=-1)
-        return jnp.einsum(
-            "bkgts,bksh->bkgth", weights.astype(v_BKSH.dtype), v_BKSH, preferred_element_type=jnp.float32
-        )
+        return jnp.einsum("bkgts,bksh->bkgth", weights.astype(v_BKSH.dtype), v_BKSH, preferred_element_type=jnp.float32)
 
     return _by_groups(attend, q_BTNH, k_BKSH, v_BKSH)
 
@@ -133,8 +133,8 @@ def _splash_cached(
 ) -> jax.Array:
     """Splash for queries at an offset known only at run time.
 
-    The kernel's causal mask is static. So the keys are laid out as the W - T oldest entries followed by the queries' own T,
-    with the mask's offset at W - T; what lies between start and W - T is given a segment of its own, seen by nobody.
+    The kernel's causal mask is static. So the keys are laid out as the W - T oldest entries followed by the queries'
+    own T, with the mask's offset at W - T; what lies between start and W - T is given a segment that nobody sees.
     """
     t, w = q_BTNH.shape[1], k_BKWH.shape[2]
     if w > t:
@@ -158,7 +158,7 @@ def _splash(
     k_segments_BS: jax.Array,
     layout: Layout | None,
 ) -> jax.Array:
-    """The Pallas TPU kernel, on each device's own batch rows and heads; query t sees keys s <= S - T + t of its segment."""
+    """The Pallas TPU kernel on each device's own rows and heads; query t sees keys s <= S - T + t of its segment."""
     n, k = q_BTNH.shape[2], k_BKSH.shape[1]
 
     def local(q_BTNH: jax.Array, k: jax.Array, v: jax.Array, q_segments: jax.Array, k_segments: jax.Array) -> jax.Array:
@@ -175,17 +175,22 @@ def _splash(
 
     if layout is None:
         return local(q_BTNH, k_BKSH, v_BKSH, q_segments_BT, k_segments_BS)
-    q_spec = layout.spec(("batch", None, "q_heads", None), q_BTNH.shape)
+    q_sharding = layout.sharding(("batch", None, "q_heads", None), q_BTNH.shape)
+    q_spec = q_sharding.spec
     k_spec = layout.spec(("batch", "kv_heads", None, None), k_BKSH.shape)
     if q_spec[2] != k_spec[1]:
         # Fewer kv heads than devices: repeat each, so that every device holds those of its own queries.
-        shards = math.prod(layout.mesh.shape[axis] for axis in q_spec[2] or ())
+        shards = n // q_sharding.shard_shape(q_BTNH.shape)[2]
         repeats = math.lcm(k, shards) // k
         k_BKSH, v_BKSH = (jnp.repeat(x, repeats, axis=1) for x in (k_BKSH, v_BKSH))
         k_spec = PartitionSpec(k_spec[0], q_spec[2], None, None)
     segments = PartitionSpec(q_spec[0], None)
     mapped = jax.shard_map(
-        local, mesh=layout.mesh, in_specs=(q_spec, k_spec, k_spec, segments, segments), out_specs=q_spec, check_vma=False
+        local,
+        mesh=layout.mesh,
+        in_specs=(q_spec, k_spec, k_spec, segments, segments),
+        out_specs=q_spec,
+        check_vma=False,  # the kernel does not say over which axes its outputs vary
     )
     return mapped(q_BTNH, k_BKSH, v_BKSH, q_segments_BT, k_segments_BS)
 

@@ -1,8 +1,9 @@
 """Attention by blocks of queries and keys with a running softmax: memory grows with the length, not with its square.
 
-The method is FlashAttention's (arXiv 2205.14135), the backward pass recomputes the scores block by block. Blocks that no
-query may see (later keys, other segments) are not computed: the bounds of the loops are read from the data.
-Letters: B batch, T query time, S key time, K kv heads, G query heads per kv head, H head size; t and s run within a block.
+The method is FlashAttention's (arXiv 2205.14135); the backward pass recomputes the scores block by block. Blocks that
+no query may see (later keys, other segments) are not computed: the bounds of the loops are read from the data.
+Letters: B batch, T query time, S key time, K kv heads, G query heads per kv head, H head size; t and s are T and S
+within a block.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from jaxtyping import Array, Float, Int
 HIDDEN = -1e30  # not -inf: a block whose keys are all hidden must not make NaN
 
 
-class Rules(NamedTuple):
-    """Who sees whom: query t of row b sees keys s <= start_B[b] + t, s < limit, of its own segment."""
+class Sight(NamedTuple):
+    """Who sees whom: query t of row b sees keys s <= start[b] + t, s < limit, of its own segment."""
 
-    start_B: Int[Array, "B"]
-    segments_BT: Int[Array, "B T"] | None
+    start: Int[Array, " B"]
+    segments: Int[Array, "B T"] | None
     limit: int
 
 
@@ -30,11 +31,11 @@ def cached_attention(
     q_BKGTH: Float[Array, "B K G T H"],
     k_BKSH: Float[Array, "B K S H"],
     v_BKSH: Float[Array, "B K S H"],
-    start_B: Int[Array, "B"],
+    start_B: Int[Array, " B"],
     limit: int,
 ) -> Float[Array, "B K G T H"]:
     """Attention to the first `limit` entries of a cache, without copying a window out of it. Not differentiable."""
-    return _forward(q_BKGTH, k_BKSH, v_BKSH, Rules(start_B, None, limit))[0]
+    return _forward(q_BKGTH, k_BKSH, v_BKSH, Sight(start_B, None, limit))[0]
 
 
 @jax.custom_vjp
@@ -48,13 +49,13 @@ def segment_attention(
     return _forward(q_BKGTH, k_BKTH, v_BKTH, _within(segments_BT))[0]
 
 
-def _within(segments_BT: Int[Array, "B T"]) -> Rules:
+def _within(segments_BT: Int[Array, "B T"]) -> Sight:
     b, t = segments_BT.shape
-    return Rules(jnp.zeros(b, jnp.int32), segments_BT, t)
+    return Sight(jnp.zeros(b, jnp.int32), segments_BT, t)
 
 
 def _block_sizes(t: int, s: int) -> tuple[int, int]:
-    # Fastest of 64..512 on a CPU core for prefill (scores of a block stay in cache) and for decode (fewer, longer blocks).
+    # Fastest of 64..512 on a CPU core: a prefill block's scores stay in its cache; decode blocks are long and few.
     queries = min(128, t)
     return queries, min(128 if queries > 8 else 256, s)
 
@@ -68,16 +69,17 @@ def _slice(x: jax.Array, start: jax.Array, size: int, axis: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(x, start, size, axis=axis)
 
 
-def _key_range(rules: Rules, t: int, s: int) -> tuple[jax.Array, jax.Array]:
+def _key_range(sight: Sight, t: int, s: int) -> tuple[jax.Array, jax.Array]:
     """For each block of queries, the first block of keys that it must read and the one after the last."""
     queries, keys = _block_sizes(t, s)
-    ends = jnp.max(rules.start_B) + jnp.minimum(jnp.arange(queries, t + queries, queries, dtype=jnp.int32), t)
-    stop = -(-jnp.minimum(ends, min(rules.limit, s)) // keys)
-    if rules.segments_BT is None:
+    ends = jnp.max(sight.start) + jnp.minimum(jnp.arange(queries, t + queries, queries, dtype=jnp.int32), t)
+    stop = -(-jnp.minimum(ends, min(sight.limit, s)) // keys)
+    segments_BT = sight.segments
+    if segments_BT is None:
         return jnp.zeros_like(stop), stop
 
     def extremes(block: int) -> tuple[jax.Array, jax.Array]:
-        padded = jnp.pad(rules.segments_BT, ((0, 0), (0, -t % block)), mode="edge").reshape(-1, -(-t // block), block)
+        padded = jnp.pad(segments_BT, ((0, 0), (0, -t % block)), mode="edge").reshape(-1, -(-t // block), block)
         return padded.min(axis=-1), padded.max(axis=-1)
 
     (q_low, q_high), (k_low, k_high) = extremes(queries), extremes(keys)
@@ -86,18 +88,18 @@ def _key_range(rules: Rules, t: int, s: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _scores(
-    q_BKGtH: jax.Array, k_BKsH: jax.Array, rules: Rules, first_q: jax.Array, block: jax.Array, first_k: jax.Array
+    q_BKGtH: jax.Array, k_BKsH: jax.Array, sight: Sight, first_q: jax.Array, block: jax.Array, first_k: jax.Array
 ) -> Float[Array, "B K G t s"]:
-    """Scores of one block, hidden where the rules say so; the last block of keys starts early and hides what it repeats."""
+    """Scores of one block, hidden keys at HIDDEN; the last block of keys starts early and hides what it repeats."""
     scores = jnp.einsum("bkgth,bksh->bkgts", q_BKGtH, k_BKsH, preferred_element_type=jnp.float32)
     t, s = scores.shape[-2:]
     at_s = first_k + jnp.arange(s, dtype=jnp.int32)
-    at_Bt = rules.start_B[:, None] + first_q + jnp.arange(t, dtype=jnp.int32)[None]
-    fresh_s = (at_s >= block * s) & (at_s < rules.limit)
+    at_Bt = sight.start[:, None] + first_q + jnp.arange(t, dtype=jnp.int32)[None]
+    fresh_s = (at_s >= block * s) & (at_s < sight.limit)
     visible_Bts = (at_s[None, None, :] <= at_Bt[:, :, None]) & fresh_s[None, None, :]
-    if rules.segments_BT is not None:
-        segments_Bt = _slice(_pad_time(rules.segments_BT, t, 1), first_q, t, 1)
-        segments_Bs = _slice(rules.segments_BT, first_k, s, 1)
+    if sight.segments is not None:
+        segments_Bt = _slice(_pad_time(sight.segments, t, 1), first_q, t, 1)
+        segments_Bs = _slice(sight.segments, first_k, s, 1)
         visible_Bts &= segments_Bt[:, :, None] == segments_Bs[:, None, :]
     return jnp.where(visible_Bts[:, None, None], scores, HIDDEN)
 
@@ -107,14 +109,14 @@ def _scaled(q: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _forward(
-    q_BKGTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, rules: Rules
+    q_BKGTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, sight: Sight
 ) -> tuple[Float[Array, "B K G T H"], Float[Array, "B K G T"]]:
     """The output, and the log of each query's softmax denominator."""
     b, k, g, t, h = q_BKGTH.shape
     s = k_BKSH.shape[2]
     queries, keys = _block_sizes(t, s)
     scaled = _pad_time(_scaled(q_BKGTH, k_BKSH.dtype), queries, 3)
-    ranges = _key_range(rules, t, s)
+    ranges = _key_range(sight, t, s)
 
     def query_block(i: jax.Array) -> tuple[jax.Array, jax.Array]:
         q_BKGtH = _slice(scaled, i * queries, queries, 3)
@@ -123,7 +125,7 @@ def _forward(
             out, top, total = carry
             first_k = jnp.minimum(j * keys, s - keys)
             k_BKsH, v_BKsH = _slice(k_BKSH, first_k, keys, 2), _slice(v_BKSH, first_k, keys, 2)
-            scores = _scores(q_BKGtH, k_BKsH, rules, i * queries, j, first_k)
+            scores = _scores(q_BKGtH, k_BKsH, sight, i * queries, j, first_k)
             higher = jnp.maximum(top, scores.max(axis=-1))
             weights = jnp.exp(scores - higher[..., None])
             shrink = jnp.exp(top - higher)
@@ -152,15 +154,15 @@ def _segment_forward(
 
 def _segment_backward(saved: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     q_BKGTH, k_BKTH, v_BKTH, segments_BT, out, log_total = saved
-    rules = _within(segments_BT)
+    sight = _within(segments_BT)
     t, h = q_BKGTH.shape[3:]
     queries, keys = _block_sizes(t, t)
     dot = partial(jnp.einsum, preferred_element_type=jnp.float32)
-    ranges = _key_range(rules, t, t)
+    ranges = _key_range(sight, t, t)
     # sum over H of dout * out, the part of the softmax gradient that is common to a query's scores (paper, section B.4)
     common = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
     scaled, dout, log_total, common = (
-        _pad_time(x, queries, 3) for x in (_scaled(q_BKGTH, k_BKTH.dtype), dout, log_total, common)
+        _pad_time(x, queries, 3) for x in (_scaled(q_BKGTH, k_BKTH.dtype), dout.astype(v_BKTH.dtype), log_total, common)
     )
 
     def query_block(dkv: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
@@ -170,11 +172,11 @@ def _segment_backward(saved: tuple[jax.Array, ...], dout: jax.Array) -> tuple[ja
             dq, dk, dv = carry
             first_k = jnp.minimum(j * keys, t - keys)
             k, v = _slice(k_BKTH, first_k, keys, 2), _slice(v_BKTH, first_k, keys, 2)
-            weights = jnp.exp(_scores(q, k, rules, i * queries, j, first_k) - log_sum[..., None])
-            dweights = dot("bkgth,bksh->bkgts", d.astype(v.dtype), v)
+            weights = jnp.exp(_scores(q, k, sight, i * queries, j, first_k) - log_sum[..., None])
+            dweights = dot("bkgth,bksh->bkgts", d, v)
             dscores = (weights * (dweights - shared[..., None])).astype(k.dtype)
             dk_block = dot("bkgts,bkgth->bksh", dscores, q) + _slice(dk, first_k, keys, 2)
-            dv_block = dot("bkgts,bkgth->bksh", weights.astype(v.dtype), d.astype(v.dtype)) + _slice(dv, first_k, keys, 2)
+            dv_block = dot("bkgts,bkgth->bksh", weights.astype(v.dtype), d) + _slice(dv, first_k, keys, 2)
             return (
                 dq + dot("bkgts,bksh->bkgth", dscores, k),
                 jax.lax.dynamic_update_slice_in_dim(dk, dk_block, first_k, axis=2),

@@ -1,8 +1,12 @@
-"""The key-value cache: an explicit pytree. Letters: L layers, B slots, S cache length, T time, K kv heads, H head size."""
+"""The key-value cache, an explicit pytree.
+
+Letters: L layers, B slots, S cache length, T time, K kv heads, H head size.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +21,12 @@ from memjax.models.config import ModelOptions, Qwen2Config
 class LayerCache:
     """Keys (already rotated) and values of one layer, [B,K,S,H]; of all layers, [L,B,K,S,H], when they are scanned.
 
-    Heads come before time because TPUs tile the last two axes: with two or four kv heads there, every step would copy the
-    whole cache into another layout (seen in the programs of the TPU compiler). CPUs are indifferent.
+    Heads come before time because TPUs tile the last two axes: with two or four kv heads there, every step would copy
+    the whole cache into another layout (seen in the TPU compiler's memory analysis). CPUs are indifferent.
     """
 
-    k: jax.Array
-    v: jax.Array
+    k: Any  # an array, or whatever a tree of the same form holds: its shape, its sharding
+    v: Any
 
 
 KVCache = tuple[LayerCache, ...]
@@ -37,7 +41,7 @@ def cache_length(cache: KVCache) -> int:
 def abstract_cache(
     config: Qwen2Config, options: ModelOptions, batch: int, length: int, dtype: DTypeLike | None = None
 ) -> KVCache:
-    """Shapes, dtypes and, where the options have a layout, shardings of a cache; the dtype defaults to compute_dtype."""
+    """Shapes, dtypes (compute_dtype unless given) and, where the options have a layout, shardings of a cache."""
     shape: tuple[int, ...] = (batch, config.num_key_value_heads, length, config.head_dim)
     names: tuple[str | None, ...] = ("batch", "kv_heads", None, "head_dim")
     if options.scan_layers:
@@ -58,7 +62,7 @@ def init_cache(
 def write(
     buffer: Float[Array, "*L B K S H"],
     new_BKTH: Float[Array, "B K T H"],
-    start_B: Int[Array, "B"],
+    start_B: Int[Array, " B"],
     layer: Int[Array, ""] | None = None,
 ) -> Float[Array, "*L B K S H"]:
     """Put row b's T entries at start_B[b] (of `layer`, in a stacked buffer). The caller sees to start + T <= S."""
@@ -67,11 +71,13 @@ def write(
     def put(row_KSH: jax.Array, new_KTH: jax.Array, start: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(row_KSH, new_KTH, (0, start, 0))
 
-    def put_in_layer(row_LKSH: jax.Array, new_KTH: jax.Array, start: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(row_LKSH, new_KTH[None], (layer, 0, start, 0))
-
     if layer is None:
         return jax.vmap(put)(buffer, new, start_B)
+    at = layer
+
+    def put_in_layer(row_LKSH: jax.Array, new_KTH: jax.Array, start: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(row_LKSH, new_KTH[None], (at, 0, start, 0))
+
     return jax.vmap(put_in_layer, in_axes=(1, 0, 0), out_axes=1)(buffer, new, start_B)
 
 

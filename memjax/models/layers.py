@@ -1,4 +1,7 @@
-"""The parts of a transformer layer that hold weights. Letters: B batch, T time, D model, F ffn; weights are (out, in)."""
+"""The parts of a transformer layer that hold weights; matrices are (out, in).
+
+Letters: B batch, T time, D model, F ffn.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Axes = tuple[str | None, ...]
 
 
 def parameter(value: jax.Array, axes: Axes, units: tuple[int, ...] | None = None) -> nnx.Param:
-    """A parameter with its logical axes; `units` are the indivisible parts of each axis where they are not its length."""
+    """A parameter with its logical axes; `units` counts the indivisible parts of each axis (default: its length)."""
     return nnx.Param(value, out_sharding=axes, units=units or tuple(value.shape), eager_sharding=False)
 
 
@@ -48,8 +51,8 @@ def matmul(x: Float[Array, "*batch in"], weight: Float[Array, "out in"]) -> Floa
     """x W^T with float32 sums and result, in the narrower of the two dtypes."""
     dtype = min(x.dtype, weight.dtype, key=lambda dtype: jnp.dtype(dtype).itemsize)
     rows = x.reshape(-1, x.shape[-1]).astype(dtype)
-    # XLA's CPU backend multiplies a single bfloat16 row in a loop that is 10-25 times slower than eight rows by its fast
-    # kernel, which also wants a float32 result; elsewhere eight rows are one tile.
+    # XLA's CPU backend multiplies a single bfloat16 row in a loop 10-25 times slower than its fast kernel, which wants
+    # more rows and a float32 result; elsewhere eight rows are one tile.
     missing = max(0, 8 - len(rows)) if dtype != jnp.float32 else 0
     padded = jnp.pad(rows, ((0, missing), (0, 0)))
     y = jnp.einsum("mi,oi->mo", padded, weight.astype(dtype), preferred_element_type=jnp.float32)

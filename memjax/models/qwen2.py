@@ -6,6 +6,7 @@ Letters: B batch, T time, D model, N query heads, K kv heads, H head size, V voc
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -96,7 +97,7 @@ class Qwen2(nnx.Module):
             def stacked(rngs: nnx.Rngs) -> DecoderLayer:
                 return DecoderLayer(config, options, rngs)
 
-            self.layers = stacked(rngs.split(config.num_hidden_layers))
+            self.layers: Any = stacked(rngs.split(config.num_hidden_layers))
         else:
             self.layers = nnx.Dict(
                 {str(i): DecoderLayer(config, options, rngs) for i in range(config.num_hidden_layers)}
@@ -118,7 +119,7 @@ class Qwen2(nnx.Module):
         return hidden_BTD
 
     def forward_cached(
-        self, tokens_BT: Int[Array, "B T"], start_B: Int[Array, "B"], cache: KVCache, window: int
+        self, tokens_BT: Int[Array, "B T"], start_B: Int[Array, " B"], cache: KVCache, window: int
     ) -> tuple[Float[Array, "B T D"], KVCache]:
         """Hidden states of tokens at positions start_B[b] + t, and the cache with them in it."""
 
@@ -180,6 +181,7 @@ class Qwen2(nnx.Module):
         return self.norm(x_BTD), cache and tuple(caches)
 
 
+@lru_cache(maxsize=8)  # a second for 24 unrolled layers, and every trace of every program asks
 def _abstract_state(config: Qwen2Config, options: ModelOptions) -> tuple[Any, Any]:
     return nnx.split(nnx.eval_shape(lambda: Qwen2(config, options, nnx.Rngs(0))))
 
@@ -210,7 +212,8 @@ def init_params(config: Qwen2Config, options: ModelOptions, key: jax.Array) -> P
     return jax.jit(init, out_shardings=shardings)(key)
 
 
-def _merge(params: Params, config: Qwen2Config, options: ModelOptions) -> Qwen2:
+def bind(params: Params, config: Qwen2Config, options: ModelOptions) -> Qwen2:
+    """The module that holds these parameters."""
     graph, _ = _abstract_state(config, options)
     return nnx.merge(graph, nnx.State(params))
 
@@ -224,7 +227,7 @@ def forward(
     segment_ids_BT: Int[Array, "B T"],
 ) -> Float[Array, "B T D"]:
     """Final hidden states of whole sequences, causal within a segment; positions restart wherever the caller says."""
-    return _merge(params, config, options).forward(tokens_BT, positions_BT, segment_ids_BT)
+    return bind(params, config, options).forward(tokens_BT, positions_BT, segment_ids_BT)
 
 
 def forward_cached(
@@ -232,23 +235,24 @@ def forward_cached(
     config: Qwen2Config,
     options: ModelOptions,
     tokens_BT: Int[Array, "B T"],
-    start_B: Int[Array, "B"],
+    start_B: Int[Array, " B"],
     cache: KVCache,
     window: int,
 ) -> tuple[Float[Array, "B T D"], KVCache]:
     """Hidden states of tokens that continue what the cache holds, and the cache with them in it.
 
-    Token t of row b sits at cache index and position start_B[b] + t and attends to cache indices up to its own, of which
-    only the first `window` (static) are read. The caller sees to start + T <= window <= cache length, and donates the cache.
+    Token t of row b sits at cache index and position start_B[b] + t and attends to cache indices up to its own, of
+    which only the first `window` (static) are read. The caller sees to start + T <= window <= cache length, padding
+    included, and donates the cache.
     """
-    return _merge(params, config, options).forward_cached(tokens_BT, start_B, cache, window)
+    return bind(params, config, options).forward_cached(tokens_BT, start_B, cache, window)
 
 
 def logits(
     params: Params, config: Qwen2Config, options: ModelOptions, hidden: Float[Array, "*batch D"]
 ) -> Float[Array, "*batch V"]:
     """Float32 logits, only for the hidden states given; ids past the tokenizer's size are the caller's to mask."""
-    return _merge(params, config, options).logits(hidden)
+    return bind(params, config, options).logits(hidden)
 
 
 def stack_layers(params: Params) -> Params:
