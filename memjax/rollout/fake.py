@@ -41,11 +41,15 @@ class ByteTokenizer:
         return len(text.encode())
 
     def char_boundary(self, ids: Sequence[int], n: int) -> int:
-        """The largest k <= n with ids[k] not a continuation byte."""
+        """The largest k <= n such that ids[:k] does not end inside a character."""
         k = min(n, len(ids))
-        while 0 < k < len(ids) and 0x80 <= ids[k] < 0xC0:
-            k -= 1
-        return k
+        lead = k - 1
+        while lead > 0 and 0x80 <= ids[lead] < 0xC0:
+            lead -= 1
+        if k == 0 or not 0xC0 <= ids[lead] < 0x100:
+            return k
+        length = 2 if ids[lead] < 0xE0 else 3 if ids[lead] < 0xF0 else 4
+        return lead if lead + length > k else k
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> list[int]:
         """The parts between the plainest of chat markers."""

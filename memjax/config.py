@@ -1,0 +1,97 @@
+"""Configs: a YAML file and dotted key=value overrides, checked into a frozen pydantic model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+def load_config(cls: type[Config], path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Build a `cls` from a YAML file and overrides such as "optimizer.lr=1e-6"; the later of two overrides wins.
+
+    A value is read as YAML. Raises ValueError for a file that cannot be read, a key that `cls` does not have (naming
+    the nearest one that it has) and a value of the wrong type or range.
+    """
+    values = _read_yaml(path) if path else {}
+    for override in overrides:
+        _set(values, override)
+    unknown = sorted(set(_leaves(values, cls)) - set(known := _keys(cls)))
+    if unknown:
+        raise ValueError(_unknown_key(unknown[0], known, path))
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no config file {path}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML ({' '.join(str(error).split())})") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold keys and values, got a {type(values).__name__}")
+    return values
+
+
+def _set(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ValueError(f"an override is key=value, with dots for nested keys, got {override!r}")
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise ValueError(f"{key} cannot be set: {parent} has the value {values!r}")
+    try:
+        values[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"the value of {override!r} is not YAML: put it in quotes") from None
+
+
+def _leaves(values: Mapping[str, Any], cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of the values, down to where `cls` has models."""
+    for key, value in values.items():
+        inner = _model_of(cls, key)
+        if inner is not None and isinstance(value, Mapping):
+            yield from _leaves(value, inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _keys(cls: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every dotted key that `cls` takes."""
+    keys = []
+    for name in cls.model_fields:
+        keys.append(f"{prefix}{name}")
+        inner = _model_of(cls, name)
+        if inner is not None:
+            keys += _keys(inner, f"{prefix}{name}.")
+    return keys
+
+
+def _model_of(cls: type[BaseModel], name: str) -> type[BaseModel] | None:
+    field = cls.model_fields.get(name)
+    annotation = field.annotation if field else None
+    candidates = (annotation, *getattr(annotation, "__args__", ()))  # X or X | None
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _unknown_key(key: str, known: Sequence[str], path: Path | None) -> str:
+    # Either the whole key is a little off, or its last name is right and stands in another place.
+    leaf = key.rpartition(".")[2]
+    nearest = difflib.get_close_matches(key, known, n=1) or [k for k in known if k.rpartition(".")[2] == leaf]
+    advice = f"did you mean {nearest[0]}?" if nearest else f"the keys are {', '.join(known)}"
+    return f"unknown config key {key}{f' (in {path} or an override)' if path else ''}: {advice}"

@@ -1,0 +1,263 @@
+"""The HTTP client says what went wrong, tries again where that helps, and never shows the key."""
+
+import asyncio
+import json
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from memjax.rollout.client import ClientError, Message, Prompt
+from memjax.rollout.fake import ByteTokenizer
+from memjax.rollout.http import HttpClient, RetryPolicy, served_models
+from memjax.trajectory import SamplingParams
+
+KEY = "sk-very-secret"
+HELLO = Prompt((Message("user", ("Say ", tuple("naïve".encode()), "!")),))
+
+
+def chat(*texts, finish="stop", usage=None):
+    choices = [
+        {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+        for i, text in enumerate(texts)
+    ]
+    return 200, {"content-type": "application/json"}, json.dumps({"choices": choices, "usage": usage}).encode()
+
+
+def said(status, message="nope", **headers):
+    body = json.dumps({"error": {"message": message}}).encode()
+    return status, {"content-type": "application/json", **headers}, body
+
+
+class Service:
+    """A socket that gives prepared answers, one after another, the last one again and again."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.requests = []
+        self.url = ""
+
+
+@contextmanager
+def serving(*answers):
+    service = Service(*answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            service.requests.append((self.path, {k.lower(): v for k, v in self.headers.items()}, json.loads(body)))
+            answer = service.answers.pop(0) if len(service.answers) > 1 else service.answers[0]
+            if answer == "hang up":
+                self.close_connection = True
+                return
+            if answer == "stall":
+                time.sleep(1.0)
+                return
+            status, headers, content = answer
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), value)
+            if "content-length" not in headers:
+                self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    service.url = f"http://127.0.0.1:{server.server_port}/v1"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield service
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+async def complete(service, params=None, *, url=None, **options):
+    retries = RetryPolicy(attempts=3, first_wait=0.01, longest_wait=0.02)
+    options = {"api_key": KEY, "read_timeout": 20.0, "retries": retries, **options}
+    client = HttpClient("m", ByteTokenizer(), url=url or service.url, **options)
+    try:
+        return await client.complete(HELLO, params or SamplingParams(max_tokens=7, temperature=0.5, top_p=0.9, seed=3))
+    finally:
+        await client.close()
+
+
+async def test_the_request_holds_the_prompt_the_sampling_and_both_headers():
+    with serving(chat("hi", usage={"prompt_tokens": 9, "completion_tokens": 2})) as service:
+        (completion,) = await complete(service, SamplingParams(max_tokens=7, temperature=0.5, seed=3, stop=("x",)))
+    (path, headers, body) = service.requests[0]
+    assert path == "/v1/chat/completions"
+    assert headers["authorization"] == f"Bearer {KEY}"
+    assert headers["api-key"] == KEY
+    assert body == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Say naïve!"}],
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "seed": 3,
+        "stop": ["x"],
+    }
+    assert (completion.text, completion.finish_reason) == ("hi", "stop")
+    assert (completion.prompt_tokens, completion.completion_tokens) == (9, 2)
+    assert len(completion.token_ids) == len(completion.prompt_ids) == len(completion.logprobs) == 0
+
+
+async def test_samples_come_in_order_and_share_the_counted_tokens():
+    answer = chat("a", "b", "c", finish="length", usage={"completion_tokens": 9})
+    body = json.loads(answer[2])
+    body["choices"].reverse()
+    with serving((*answer[:2], json.dumps(body).encode())) as service:
+        completions = await complete(service, SamplingParams(n=3))
+    assert service.requests[0][2]["n"] == 3
+    assert [c.text for c in completions] == ["a", "b", "c"]
+    assert {c.finish_reason for c in completions} == {"length"}
+    assert {c.completion_tokens for c in completions} == {3}
+
+
+async def test_an_azure_address_keeps_its_api_version():
+    with serving(chat("hi")) as service:
+        host = service.url.removesuffix("/v1")
+        await complete(service, url=f"{host}/openai/deployments/gpt?api-version=2024-10-21")
+    assert service.requests[0][0] == "/openai/deployments/gpt/chat/completions?api-version=2024-10-21"
+
+
+async def test_without_a_key_no_header_is_sent(monkeypatch):
+    monkeypatch.delenv("API_KEY", raising=False)
+    with serving(chat("hi")) as service:
+        await complete(service, api_key=None)
+    assert not {"authorization", "api-key"} & set(service.requests[0][1])
+
+
+@pytest.mark.parametrize("passing", [said(408), said(429), said(500), said(503), "hang up"])
+async def test_what_passes_is_tried_again(passing):
+    with serving(passing, passing, chat("at last")) as service:
+        (completion,) = await complete(service)
+    assert completion.text == "at last"
+    assert len(service.requests) == 3
+
+
+async def test_tries_are_bounded_and_counted():
+    with (
+        serving(said(503, "overloaded")) as service,
+        pytest.raises(ClientError, match=r"HTTP 503.*overloaded.*3 times"),
+    ):
+        await complete(service)
+    assert len(service.requests) == 3
+
+
+async def test_retry_after_is_honoured_up_to_a_bound():
+    policy = RetryPolicy(longest_asked=120.0)
+    assert policy.wait(1, 7.0) == 7.0
+    assert policy.wait(1, 1e9) == 120.0
+    assert policy.wait(1, -5.0) == 0.0
+    assert 0.25 <= policy.wait(1, None) <= 0.5
+    assert 1.0 <= policy.wait(3, None) <= 2.0
+    assert policy.wait(50, None) <= policy.longest_wait
+    with serving(said(429, retry_after="0.3"), chat("hi")) as service:
+        started = time.monotonic()
+        await complete(service)
+    assert time.monotonic() - started >= 0.3
+    with serving(said(429, retry_after="Wed, 21 Oct 2015 07:28:00 GMT"), chat("hi")) as service:
+        await complete(service)  # a date that is past asks for no wait
+
+
+FINAL = [
+    (said(401, f"bad key {KEY}"), r"refused access \(HTTP 401\): set API_KEY to a valid key; it said: bad key \*\*\*"),
+    (said(403), r"refused access \(HTTP 403\)"),
+    (said(404, "no model m"), r"no such model or address \(HTTP 404\): check --model m and --url; it said: no model m"),
+    (said(400, "too long"), r"refused the request \(HTTP 400\); it said: too long"),
+    ((200, {"content-type": "text/html"}, b"<html>hello</html>"), "an HTML page instead of JSON.*ends in /v1"),
+    ((404, {"content-type": "text/html"}, b"<html>gone</html>"), "it said: an HTML page"),
+    ((200, {"content-type": "application/json"}, b'{"choices": [{"mess'), r"incomplete or broken JSON \(19 bytes"),
+    ((200, {"content-type": "application/json"}, b""), "incomplete or broken JSON"),
+    ((200, {"content-type": "application/json"}, b"[1]"), "JSON that is no chat completion"),
+    ((200, {"content-type": "application/json"}, b'{"choices": []}'), "0 choices where 1 were asked for"),
+    ((200, {"content-type": "application/json"}, b'{"id": 1}'), "no choices where 1 were asked for"),
+    ((200, {"content-type": "application/json"}, b'{"choices": [{"text": "x"}]}'), "no chat completion"),
+]
+
+
+@pytest.mark.parametrize(("answer", "message"), FINAL)
+async def test_what_does_not_pass_is_said_at_once(answer, message):
+    with serving(answer) as service, pytest.raises(ClientError, match=message) as caught:
+        await complete(service)
+    assert len(service.requests) == 1
+    assert KEY not in str(caught.value)
+    assert service.url in str(caught.value)
+
+
+async def test_a_service_that_is_down_is_named():
+    with serving(chat("hi")) as service:
+        pass
+    with pytest.raises(
+        ClientError, match=rf"{service.url} cannot be reached .*is the service running there\? \(tried 3"
+    ):
+        await complete(service)
+
+
+async def test_a_stall_ends_at_the_timeout():
+    with serving("stall") as service, pytest.raises(ClientError, match=r"sent nothing for 0.2 s"):
+        await complete(service, read_timeout=0.2)
+
+
+async def test_a_reply_that_breaks_off_is_tried_again_and_then_named():
+    cut = (200, {"content-type": "application/json", "content-length": "500"}, b'{"choices": [')
+    with serving(cut) as service, pytest.raises(ClientError, match="cannot be reached"):
+        await complete(service)
+    assert len(service.requests) == 3
+
+
+async def test_a_filtered_reply_is_an_error_and_an_absent_one_is_empty():
+    with serving(chat("x", finish="content_filter")) as service:
+        (completion,) = await complete(service)
+    assert (completion.finish_reason, completion.error) == ("error", "the service's content filter stopped the reply")
+    with serving(chat(None)) as service:
+        assert (await complete(service))[0].text == ""
+
+
+async def test_a_model_that_wants_the_other_token_limit_gets_it():
+    refusal = said(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
+    with serving(refusal, chat("hi")) as service:
+        await complete(service)
+    assert [("max_tokens" in body, body.get("max_completion_tokens")) for _, _, body in service.requests] == [
+        (True, None),
+        (False, 7),
+    ]
+
+
+async def test_cancelling_ends_the_request():
+    with serving("stall") as service:
+        task = asyncio.create_task(complete(service))
+        while not service.requests:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://host/v1", "http://"])
+def test_an_address_that_is_none_is_refused(url):
+    with pytest.raises(ValueError, match="is not an http URL"):
+        HttpClient("m", ByteTokenizer(), url=url)
+
+
+def test_url_and_key_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("URL", "https://user:pass@example.org/v1/")
+    monkeypatch.setenv("API_KEY", KEY)
+    client = HttpClient("m", ByteTokenizer())
+    assert KEY not in repr(vars(client)["_shown"])
+    assert vars(client)["_shown"] == "https://example.org/v1"
+
+
+def test_a_service_that_does_not_list_its_models_serves_none_known():
+    with serving(chat("hi")) as service:  # it answers GET with 501
+        assert served_models(service.url, "") == {}
+    assert served_models(service.url, "") == {}

@@ -1,0 +1,132 @@
+"""The `memjax` command teaches, and refuses in one sentence."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import memjax
+from memjax.cli import app
+from tests.eval.stub_service import serving
+
+
+@pytest.fixture(autouse=True)
+def _quiet_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("URL", raising=False)
+    monkeypatch.delenv("API_KEY", raising=False)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("Some text.")
+    return path
+
+
+def test_help_needs_no_heavy_import():
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom memjax.cli import app\n"
+        "assert CliRunner().invoke(app, ['ask', '--help']).exit_code == 0\n"
+        "heavy = {'jax', 'flax', 'transformers', 'tokenizers', 'httpx', 'pypdf', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("command", [[], ["ask"], ["quickstart"], ["convert"]])
+def test_every_command_explains_itself_with_an_example(command):
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert "memjax" in result.stdout.split("Usage:")[1].split("\n", 1)[1]
+
+
+def test_version():
+    assert run("--version").stdout == f"memjax {memjax.__version__}\n"
+
+
+def test_quickstart_prints_the_expected_answer_beside_the_models():
+    with serving(lambda prompt, params: "noted 7093" if "7093" in prompt else "nothing") as service:
+        result = run("quickstart", "--url", service.url)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        "Question: What is the code of the lamp room door?",
+        "Answer:   noted 7093",
+        "Expected: 7093",
+    ]
+    assert len(service.prompts) >= 4
+    assert "memory after chunk 2" in result.stderr
+
+
+BAD = {
+    "no question": (["ask"], "no question given"),
+    "no file": (["ask", "What?"], "no document given"),
+    "no model": (["ask", "What?", "{text}"], "no model given: --model takes"),
+    "absent file": (["ask", "What?", "/absent.txt", "-m", "m"], "there is no file /absent.txt"),
+    "absent model": (["ask", "What?", "{text}", "-m", "/absent"], "no model at '/absent': give a directory, a .gguf"),
+    "empty model directory": (["ask", "What?", "{text}", "-m", "{dir}"], "{dir}"),
+    "unknown agent": (
+        ["ask", "What?", "{text}", "--agent", "reader"],
+        "--agent: Input should be 'memagent' or 'single'",
+    ),
+    "tiny chunk": (
+        ["ask", "W?", "{text}", "--chunk-tokens", "3", "--url", "{url}"],
+        "must be at least 16 tokens, got 3",
+    ),
+    "long question": (["ask", "W" * 500, "{text}", "--question-tokens", "9", "--url", "{url}"], "its budget is 9"),
+    "bad temperature": (
+        ["ask", "W?", "{text}", "--temperature", "-1", "--url", "{url}"],
+        "temperature must be between",
+    ),
+    "bad layout": (["ask", "W?", "{text}", "--layout", "x", "--url", "{url}"], "the layout must be one of"),
+    "bad prompts": (["ask", "W?", "{text}", "--prompts", "/absent", "--url", "{url}"], "holds no prompts"),
+    "absent state": (["ask", "--resume", "/absent.json"], "there is no state file /absent.json"),
+    "false state": (["ask", "--resume", "{text}"], "is no state file of memjax ask"),
+    "bad url": (["ask", "W?", "{text}", "--url", "nonsense", "-m", "m"], "'nonsense' is not an http URL"),
+    "unlisted model": (["ask", "W?", "{text}", "--url", "http://127.0.0.1:9/v1"], "say which with --model NAME"),
+    "bad dtype": (["convert", "{dir}", "{dir}/out", "--dtype", "int4"], "--dtype must be float32 or bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(name, text, tmp_path):
+    arguments, message = BAD[name]
+    with serving(lambda prompt, params: "x") as service:
+        places = {"{text}": str(text), "{dir}": str(tmp_path), "{url}": service.url}
+
+        def filled(argument):
+            for mark, place in places.items():
+                argument = argument.replace(mark, place)
+            return argument
+
+        result = run(*map(filled, arguments))
+    assert result.exit_code == 2, result.output
+    assert filled(message) in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_service_that_is_down_is_exit_code_1_and_debug_shows_the_traceback(text, monkeypatch):
+    monkeypatch.setattr("memjax.rollout.http.RetryPolicy.wait", lambda *_: 0.0)
+    arguments = ["ask", "What?", text, "--url", "http://127.0.0.1:9/v1", "-m", "m"]
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert "http://127.0.0.1:9/v1 cannot be reached" in result.stderr
+    assert "memjax ask --resume" in result.stderr
+    debug = run(*arguments, "--debug")
+    assert type(debug.exception).__name__ == "ClientError"
+
+
+def test_an_error_of_ours_is_named_without_a_traceback(text, monkeypatch):
+    def broken(*_, **__):
+        raise KeyError("inside")
+
+    monkeypatch.setattr("memjax.ask_session.open_document", broken)
+    result = run("ask", "What?", text, "-m", "m")
+    assert result.exit_code == 1
+    assert "KeyError: 'inside' (an error of memjax; --debug shows where)" in result.stderr
