@@ -187,6 +187,8 @@ def test_a_repeated_prompt_is_not_prefilled_again_until_the_weights_change(start
     completion = scheduler.submit(ids("abcd"), params()).result(WAIT)[0]
     assert (completion.weights_version, completion.cached_tokens) == (5, 0)
     assert engine.count("prefill") == 2
+    assert scheduler.swap_weights("others under the same number", 5).result(WAIT) == 5
+    assert scheduler.submit(ids("abcd"), params()).result(WAIT)[0].cached_tokens == 0
     with pytest.raises(ValueError, match="not the same shape"):
         scheduler.swap_weights("bad").result(WAIT)
 
