@@ -62,15 +62,11 @@ def bind(host: str, port: int) -> socket.socket:
     """A listening socket: from here on clients wait until the model is loaded. ValueError for a port in use."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ValueError(
             f"{host}:{port} cannot be listened on ({error.strerror}): choose another --host or --port"
         ) from None
-    return listening
 
 
 class Server(uvicorn.Server):

@@ -22,7 +22,7 @@ from memjax.serve.settings import ServeSettings
 from tests.tiny_model import write_tiny_model
 
 SLOTS = 4
-WINDOW = 256
+WINDOW = 640
 EOS = 273  # of the tiny tokenizer
 
 
@@ -69,13 +69,10 @@ def loaded(model_directory):
     return load_model(model_directory)
 
 
-def engine_of(loaded, slots: int = SLOTS) -> Engine:
-    return make_engine(loaded, EngineConfig(slots=slots, max_length=WINDOW, prefill_buckets=(32, 128)))
-
-
 @pytest.fixture(scope="session")
 def engine(loaded) -> Engine:
-    engine = engine_of(loaded)
+    """Compiled once; every server has a scheduler of its own over it, one after another."""
+    engine = make_engine(loaded, EngineConfig(slots=SLOTS, max_length=WINDOW, prefill_buckets=(32, 128)))
     engine.warm_up()
     return engine
 
