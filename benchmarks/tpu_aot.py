@@ -6,6 +6,7 @@ Needs libtpu (`pip install "jax[tpu]"`), no TPU:  python benchmarks/tpu_aot.py [
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
 
@@ -57,6 +58,18 @@ def compile_step(
     return jitted.lower(params, integers(batch, tokens), integers(batch), cache).compile()
 
 
+def bytes_per_device(tree: object) -> int:
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def longest_cache(config: Qwen2Config, options: ModelOptions, hbm: int) -> int:
+    """The cache length, 8192 or halves of it, at which weights and SLOTS slots leave a tenth of the memory free."""
+    weights, length = bytes_per_device(qwen2.abstract_params(config, options)), PROMPT
+    while weights + bytes_per_device(kv_cache.abstract_cache(config, options, SLOTS, length)) > 0.9e9 * hbm:
+        length //= 2
+    return length
+
+
 def report(name: str, compiled: jax.stages.Compiled, seconds: float, hbm: int) -> None:
     memory, gb = compiled.memory_analysis(), 1e-9
     arguments, temporary = memory.argument_size_in_bytes * gb, memory.temp_size_in_bytes * gb
@@ -75,17 +88,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--topologies", nargs="+", choices=TOPOLOGIES, default=list(TOPOLOGIES))
-    parser.add_argument("--length", type=int, default=PROMPT, help="cache entries per slot in decode")
     options = parser.parse_args()
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu would look for a TPU machine's metadata
     jax.config.update("jax_platforms", "cpu")
     print(f"{'GB per device':<42} {'in':>8} {'temp':>8} {'out':>8} {'total':>8}        {'':<8} {'FLOPs':>9} {'s':>6}")
+    # The compiler counts the FLOPs of the layer loop's body once.
     for topology in options.topologies:
         model = rollout_options(topology)
         for size in options.sizes:
             for what, batch, tokens, length in (
                 ("prefill", model.layout.mesh.shape["data"], PROMPT, PROMPT),
-                ("decode", SLOTS, 1, options.length),
+                ("decode", SLOTS, 1, longest_cache(SIZES[size], model, TOPOLOGIES[topology])),
             ):
                 started = time.perf_counter()
                 compiled = compile_step(SIZES[size], model, batch, tokens, length)

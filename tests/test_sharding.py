@@ -36,7 +36,7 @@ def test_an_axis_is_whole_where_its_units_do_not_divide():
 
 def test_two_axes_on_one_mesh_axis_and_unknown_axes_are_refused():
     layout = Layout(make_mesh(1, 1, 8))
-    with pytest.raises(ValueError, match="'ffn' and 'vocab'.*'tensor'"):
+    with pytest.raises(ValueError, match=r"'ffn' and 'vocab'.*'tensor'"):
         layout.spec(("ffn", "vocab"), (96, 96))
     with pytest.raises(ValueError, match="no sharding rule for axis 'rows'"):
         Layout(layout.mesh, Rules()).spec(("rows",), (8,))

@@ -6,6 +6,7 @@ Letters: L layers, B slots, S cache length, T time, K kv heads, H head size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -67,18 +68,16 @@ def write(
 ) -> Float[Array, "*L B K S H"]:
     """Put row b's T entries at start_B[b] (of `layer`, in a stacked buffer). The caller sees to start + T <= S."""
     new = new_BKTH.astype(buffer.dtype)
-
-    def put(row_KSH: jax.Array, new_KTH: jax.Array, start: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(row_KSH, new_KTH, (0, start, 0))
-
     if layer is None:
+        put = partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
         return jax.vmap(put)(buffer, new, start_B)
-    at = layer
-
-    def put_in_layer(row_LKSH: jax.Array, new_KTH: jax.Array, start: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(row_LKSH, new_KTH[None], (at, 0, start, 0))
-
-    return jax.vmap(put_in_layer, in_axes=(1, 0, 0), out_axes=1)(buffer, new, start_B)
+    # One scatter of K x T x H windows: a vmapped update of axis 1 would make the TPU compiler keep a copy of the cache.
+    rows_B = jnp.arange(len(start_B), dtype=jnp.int32)
+    indices = jnp.stack([jnp.full_like(rows_B, layer), rows_B, start_B.astype(jnp.int32)], axis=-1)
+    windows = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(1, 2, 3), inserted_window_dims=(0, 1), scatter_dims_to_operand_dims=(0, 1, 3)
+    )
+    return jax.lax.scatter(buffer, indices, new, windows, indices_are_sorted=True, unique_indices=True, mode="clip")
 
 
 def take_row(cache: KVCache, slot: Int[Array, ""], length: int) -> KVCache:

@@ -28,6 +28,8 @@ Params = dict[str, Any]
 Rope = tuple[jax.Array, jax.Array]
 # (q, k, v, cache of this layer) -> (attention output, cache of this layer)
 Attend = Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
+# The index of a layer in stacked weights and caches, None where they are not stacked
+AttendAt = Callable[[Int[Array, ""] | None], Attend]
 
 
 class SelfAttention(nnx.Module):
@@ -146,28 +148,33 @@ class Qwen2(nnx.Module):
         self,
         tokens_BT: Int[Array, "B T"],
         positions_BT: Int[Array, "B T"],
-        attend_at: Callable[[Int[Array, ""] | None], Attend],
+        attend_at: AttendAt,
         cache: KVCache | None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         with jax.named_scope("embed"):
             x_BTD = self.embed_tokens.weight[...][tokens_BT].astype(self.options.compute_dtype)
         rope = rope_tables(self.config.rope, self.config.head_dim, positions_BT)
 
-        if self.options.scan_layers:
-            graph, stacked = nnx.split(self.layers)
+        run = self._scanned if self.options.scan_layers else self._unrolled
+        x_BTD, cache = run(x_BTD, rope, attend_at, cache)
+        return self.norm(x_BTD), cache
 
-            def step(carry: tuple[jax.Array, Any], xs: tuple[Any, jax.Array]) -> tuple[tuple[jax.Array, Any], None]:
-                weights, layer = xs
-                x_BTD, cache = carry
-                return nnx.merge(graph, weights)(x_BTD, rope, attend_at(layer), cache), None
+    def _scanned(self, x_BTD: jax.Array, rope: Rope, attend_at: AttendAt, cache: KVCache | None) -> tuple[Any, Any]:
+        graph, stacked = nnx.split(self.layers)
 
-            if self.options.remat:
-                step = jax.checkpoint(step, prevent_cse=False)
-            whole = cache[0] if cache else None
-            (x_BTD, whole), _ = jax.lax.scan(step, (x_BTD, whole), (stacked, jnp.arange(self.config.num_hidden_layers)))
-            return self.norm(x_BTD), whole and (whole,)
+        # The cache is carried whole and written in place; as the scan's input and output it would be held twice.
+        def step(carry: tuple[jax.Array, Any], xs: tuple[Any, jax.Array]) -> tuple[tuple[jax.Array, Any], None]:
+            (x_BTD, cache), (weights, layer) = carry, xs
+            return nnx.merge(graph, weights)(x_BTD, rope, attend_at(layer), cache), None
 
-        caches = []
+        if self.options.remat:
+            step = jax.checkpoint(step, prevent_cse=False)
+        layers = jnp.arange(self.config.num_hidden_layers, dtype=jnp.int32)
+        (x_BTD, whole), _ = jax.lax.scan(step, (x_BTD, cache and cache[0]), (stacked, layers))
+        return x_BTD, cache and (whole,)
+
+    def _unrolled(self, x_BTD: jax.Array, rope: Rope, attend_at: AttendAt, cache: KVCache | None) -> tuple[Any, Any]:
+        updated = []
         for i in range(self.config.num_hidden_layers):
             graph, weights = nnx.split(self.layers[str(i)])
 
@@ -176,9 +183,9 @@ class Qwen2(nnx.Module):
 
             if self.options.remat:
                 apply = jax.checkpoint(apply)
-            x_BTD, updated = apply(weights, x_BTD, cache and cache[i])
-            caches.append(updated)
-        return self.norm(x_BTD), cache and tuple(caches)
+            x_BTD, layer_cache = apply(weights, x_BTD, cache and cache[i])
+            updated.append(layer_cache)
+        return x_BTD, cache and tuple(updated)
 
 
 @lru_cache(maxsize=8)  # a second for 24 unrolled layers, and every trace of every program asks

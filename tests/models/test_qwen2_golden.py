@@ -1,7 +1,9 @@
 """The model computes what transformers computes, by recorded values and, where torch is installed, live."""
 
+from functools import partial
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,11 +31,15 @@ def positions(offset):
     return jnp.broadcast_to(offset + jnp.arange(t, dtype=jnp.int32), (b, t))
 
 
+@partial(jax.jit, static_argnums=0)
+def forward_to_logits(config, params, *inputs):
+    return qwen2.logits(params, config, OPTIONS, qwen2.forward(params, config, OPTIONS, *inputs))
+
+
 def logits(raw, offset):
     config, params = Qwen2Config.from_hf(raw), golden_params(raw)
     tokens, one = jnp.asarray(TOKENS_BT, jnp.int32), jnp.ones(TOKENS_BT.shape, jnp.int32)
-    hidden = qwen2.forward(params, config, OPTIONS, tokens, positions(offset), one)
-    return qwen2.logits(params, config, OPTIONS, hidden)
+    return forward_to_logits(config, params, tokens, positions(offset), one)
 
 
 @pytest.mark.parametrize("offset", OFFSETS)

@@ -13,7 +13,7 @@ YARN = RopeConfig(1e6, "yarn", factor=4.0, original_max_position_embeddings=32_7
 
 def test_yarn_keeps_fast_dimensions_and_stretches_slow_ones():
     plain, stretched = (inverse_frequencies(config, 64) for config in (RopeConfig(1e6), YARN))
-    # By hand: 32 turns fall to dimension 11.8, 1 turn to dimension 19.8; so 11 and before keep, 20 and after are divided.
+    # By hand: 32 turns fall on dimension 11.8, 1 turn on 19.8; so 11 and before keep, 20 and after are divided.
     np.testing.assert_allclose(stretched[:12], plain[:12], rtol=1e-6)
     np.testing.assert_allclose(stretched[20:], plain[20:] / 4, rtol=1e-6)
     ratio = plain[11:21] / stretched[11:21]
