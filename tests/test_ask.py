@@ -95,6 +95,8 @@ def test_the_trace_holds_every_prompt_and_reply(document, tmp_path):
         ask(service, "What is the code?", document, "--trace", trace)
     records = [json.loads(line) for line in trace.read_text().splitlines()]
     assert [record["prompt"][0]["content"] for record in records] == service.prompts
+    sections = [prompt.split("<section>\n")[1].split("\n</section>")[0] for prompt in service.prompts[:-1]]
+    assert "".join(sections) == TEXT
     assert [record["kind"] for record in records[-2:]] == ["memory", "final"]
     assert records[-1]["reply"] == "\\boxed{4711}"
 

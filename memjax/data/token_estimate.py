@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memjax.rollout.client import Message
+    from memjax.tokenizer import MessageLike
 
 # Up to four Latin letters with the space before them, or any one character. English prose comes out a fifth to a third
 # above the count of common tokenizers, digits, symbols and other scripts at or above it: too many, never far too few.
@@ -59,7 +59,7 @@ class EstimatedTokenizer:
         """The estimate never splits a character."""
         return min(n, len(ids))
 
-    def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> list[int]:
+    def render(self, messages: Sequence[MessageLike], *, generation_prompt: bool = True) -> list[int]:
         """Ids in the number that the messages may take in a service's chat template."""
         parts = [part for message in messages for part in message.content]
         texts = [part if isinstance(part, str) else self.decode(part) for part in parts]
