@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -39,11 +40,17 @@ def resident_mib(pid: int, field: str) -> float:
     raise SystemExit(f"process {pid} has no {field}: it has ended")
 
 
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def watch(command: list[str], trace: Path, out: Path) -> tuple[list[dict], str]:
     """Run the command; a row per chunk, written as it comes, and what the command printed."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     rows: list[dict] = []
-    started, position = time.monotonic(), 0
+    started, position, spent = time.monotonic(), 0, 0.0
     with open(out, "w", encoding="utf-8") as file:
         while process.poll() is None:
             time.sleep(0.2)
@@ -56,9 +63,11 @@ def watch(command: list[str], trace: Path, out: Path) -> tuple[list[dict], str]:
                     record = json.loads(line)
                     if record["chunk"] is None or process.poll() is not None:
                         continue
+                    before, spent = spent, cpu_seconds(process.pid)
                     row = {
                         "chunk": record["chunk"],
                         "seconds": record["seconds"],
+                        "cpu_seconds": round(spent - before, 1),  # the first also loads and compiles
                         "prompt_tokens": record["prompt_tokens"],
                         "memory_tokens": record["completion_tokens"],
                         "rss_mib": round(resident_mib(process.pid, "VmRSS"), 1),
@@ -78,15 +87,14 @@ def watch(command: list[str], trace: Path, out: Path) -> tuple[list[dict], str]:
 def summary(rows: list[dict], report: dict) -> str:
     """What the run showed, in a few lines."""
     seconds = [row["seconds"] for row in rows]
-    per_token = [row["seconds"] / (row["prompt_tokens"] + row["memory_tokens"]) for row in rows]
-    half = len(rows) // 2
+    steady = [row["cpu_seconds"] for row in rows[1:-1]]  # the first compiles, the last is shorter
+    half = len(steady) // 2
     answer = report["answers"][0]
     lines = [
         f"{report['document_tokens']} document tokens in {len(rows)} chunks, {sum(seconds):.0f} s, "
         f"{report['document_tokens'] / sum(seconds):.0f} document tokens/s",
         f"seconds per chunk: median {median(seconds):.1f}, min {min(seconds):.1f}, max {max(seconds):.1f}",
-        f"milliseconds per processed token: first half {1e3 * mean(per_token[:half]):.2f}, "
-        f"second half {1e3 * mean(per_token[half:]):.2f}",
+        f"CPU seconds per chunk: first half {mean(steady[:half]):.1f}, second half {mean(steady[half:]):.1f}",
         f"answer: {answer['answer']!r}; last memory {'holds' if '48213' in answer['memory'] else 'lacks'} the fact",
     ]
     for few, many in ((5, 20), (5, len(rows))):
@@ -107,8 +115,8 @@ def plot(rows: list[dict], path: Path) -> None:
 
     chunks = [row["chunk"] + 1 for row in rows]
     figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(7, 3.6), sharex=True)
-    top.bar(chunks, [row["seconds"] for row in rows], color="#3b6fb6")
-    top.set_ylabel("seconds per chunk")
+    top.bar(chunks, [row["cpu_seconds"] for row in rows], color="#3b6fb6")
+    top.set_ylabel("CPU seconds")
     bottom.plot(chunks, [row["rss_mib"] / 1024 for row in rows], color="#b6503b", linewidth=2)
     bottom.set_ylim(bottom=0)
     bottom.set_ylabel("resident GiB")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -292,6 +293,23 @@ def convert(
         from memjax.ask_session import run_convert
 
         run_convert(source, target, dtype)
+
+
+def _mount(name: str, module: str, summary: str) -> None:
+    """Add a command whose options live in another Typer app, which is imported when it is called and not before."""
+
+    @app.command(
+        name,
+        help=summary,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def run(context: typer.Context) -> None:
+        import_module(module).app(context.args, prog_name=f"memjax {name}")
+
+
+_mount("eval", "memjax.eval.__main__", "Measure how well a model reads long documents, and compare runs.")
+_mount("data", "memjax.data.__main__", "Make RULER and long multi-hop tasks of any length.")
 
 
 @app.callback(invoke_without_command=True)

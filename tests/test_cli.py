@@ -46,6 +46,13 @@ def test_every_command_explains_itself_with_an_example(command):
     assert "memjax" in result.stdout.split("Usage:")[1].split("\n", 1)[1]
 
 
+@pytest.mark.parametrize("command", ["eval", "data"])
+def test_commands_of_other_rooms_explain_themselves(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"memjax {command}" in result.stdout
+
+
 def test_version():
     assert run("--version").stdout == f"memjax {memjax.__version__}\n"
 

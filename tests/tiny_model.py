@@ -109,3 +109,11 @@ def write_tiny_model(
     weights = {name: array.astype(dtype) for name, array in tiny_weights(config, seed=seed).items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
+
+
+if __name__ == "__main__":
+    import sys
+
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m tests.tiny_model DIRECTORY   (writes a tiny random model there)")
+    write_tiny_model(Path(sys.argv[1]))
