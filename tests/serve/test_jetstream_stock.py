@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 _SERVER = """
 import asyncio, logging, sys, time
-import jax, numpy as np
+import jax, jax.numpy
 from memjax.rollout import jetstream
 with jetstream._seqio_stand_in():
     from jetstream.core import orchestrator, config_lib
@@ -22,6 +22,13 @@ with jetstream._seqio_stand_in():
 logging.getLogger().setLevel(logging.ERROR)
 if MENDED:
     jetstream.load_orchestrator()
+
+class SmallWork:  # for the mock, which multiplies ones of 4096 x 4096 at each step to pass the time
+    ones = staticmethod(lambda shape: jax.numpy.ones((4, 4)))
+    def __getattr__(self, name):
+        return getattr(jax.numpy, name)
+
+mock_engine.jnp = SmallWork()
 engine = mock_engine.TestEngine(batch_size=4, cache_length=256, weight=2.0)
 params = engine.load_params()
 driver = orchestrator.Driver([engine], [engine], [params], [params], interleaved_mode=True, jax_padding=False)
@@ -42,7 +49,7 @@ async def leave(*arguments):
     await anext(await ask(*arguments))
 
 asyncio.run(CALL)
-time.sleep(5)
+time.sleep(20)
 print("alive", flush=True)
 import os
 os._exit(0)
