@@ -1,0 +1,103 @@
+"""The state of a training run on disk, through Orbax: written behind the run's back, the last few kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+log = logging.getLogger(__name__)
+
+State = TypeVar("State")
+
+
+class TrainStore:
+    """The checkpoints of one run, each a tree of arrays and a position: named whole numbers. Close it when done.
+
+    A checkpoint appears under its step only when it is whole; what a killed process left unfinished is passed over.
+    `failures` counts checkpoints that could not be written, which costs the run nothing but them.
+    """
+
+    def __init__(self, directory: Path, keep: int = 2):
+        self.failures = 0
+        self._saving: tuple[int, Any] | None = None
+        self._directory, self._keep = directory.absolute(), keep
+        self._checkpointer = self._open()
+
+    @property
+    def latest(self) -> int | None:
+        """The step of the last whole checkpoint."""
+        found = self._checkpointer.latest
+        return None if found is None else found.step
+
+    def save(self, step: int, state: Any, position: Mapping[str, int]) -> None:
+        """Begin to write a checkpoint, once the one before is written; the state may be donated right away."""
+        self.wait()
+        # On CPU the writer would read the very buffers that the next update takes over.
+        copy = jax.tree.map(jnp.copy, state) if jax.default_backend() == "cpu" else state
+        tree = {"state": copy, "position": {name: np.asarray(value, np.int64) for name, value in position.items()}}
+        try:
+            self._saving = step, self._checkpointer.save_async(step, tree)
+        except Exception as error:  # the boundary to the disk: a run must not end because it is full
+            self._failed(step, error)
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        if self._saving is None:
+            return
+        step, written = self._saving
+        self._saving = None
+        try:
+            if written is None or not written.result():
+                raise OSError("Orbax did not take it")
+        except Exception as error:  # the boundary to the disk, as above
+            self._failed(step, error)
+
+    def restore(self, abstract: State, position: Mapping[str, int]) -> tuple[State, dict[str, int]] | None:
+        """The last checkpoint, placed as `abstract` says, and its position with the names of `position`; None if none.
+
+        Raises ValueError for a checkpoint of another model or optimiser.
+        """
+        step = self.latest
+        if step is None:
+            return None
+        tree = {"state": abstract, "position": {name: np.asarray(0, np.int64) for name in position}}
+        try:
+            found: Any = self._checkpointer.load(step, tree)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"the checkpoint {self._directory / str(step)} does not hold this run's state ({error}); "
+                "start with another directory"
+            ) from error
+        return found["state"], {name: int(value) for name, value in found["position"].items()}
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        self.wait()
+        self._checkpointer.close()
+
+    def __enter__(self) -> TrainStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> ocp.training.Checkpointer:
+        return ocp.training.Checkpointer(
+            self._directory,
+            # Orbax's own choice skips a step while another is being written.
+            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+            preservation_policy=ocp.training.preservation_policies.LatestN(self._keep),
+            cleanup_tmp_directories=True,
+        )
+
+    def _failed(self, step: int, error: Exception) -> None:
+        self.failures += 1
+        self._checkpointer = self._open()  # one that has failed raises the same error at every later save
+        log.error("the checkpoint of step %d could not be written (%s); the one before stays the last", step, error)

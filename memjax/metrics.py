@@ -1,0 +1,55 @@
+"""What a run measured, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class MetricsLog:
+    """The file of a run's metrics, open for its next lines. Close it, or use it in `with`.
+
+    Every line holds `step`. A run that goes on from `step` makes the later ones again, so those lines are dropped.
+    """
+
+    def __init__(self, path: Path, step: int = 0):
+        kept = [row for row in read_metrics(path) if row["step"] <= step]
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
+        partial.replace(path)
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add a line; numbers that are none (NaN, infinity) become null, which JSON can hold."""
+        row = {name: _plain(value) for name, value in {"step": step, **metrics}.items()}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file, if there is one; a last line that a killed process left unfinished is passed over."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str | int | bool):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None
