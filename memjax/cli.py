@@ -309,6 +309,7 @@ def _mount(name: str, module: str, summary: str) -> None:
 
 
 _mount("eval", "memjax.eval.__main__", "Measure how well a model reads long documents, and compare runs.")
+_mount("train", "memjax.train.__main__", "Train a memory agent from a config, and report on a run.")
 _mount("data", "memjax.data.__main__", "Make RULER and long multi-hop tasks of any length.")
 
 

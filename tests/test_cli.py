@@ -46,7 +46,7 @@ def test_every_command_explains_itself_with_an_example(command):
     assert "memjax" in result.stdout.split("Usage:")[1].split("\n", 1)[1]
 
 
-@pytest.mark.parametrize("command", ["eval", "data"])
+@pytest.mark.parametrize("command", ["eval", "train", "data"])
 def test_commands_of_other_rooms_explain_themselves(command):
     result = run(command, "--help")
     assert result.exit_code == 0

@@ -172,7 +172,7 @@ def model_config() -> dict[str, Any]:
         "max_position_embeddings": 256,
         "rope_theta": 10_000.0,
         "tie_word_embeddings": True,
-        "initializer_range": 0.2,
+        "initializer_range": 0.125,
         "eos_token_id": 0,
         "pad_token_id": 0,
     }

@@ -1,0 +1,81 @@
+"""`python -m memjax.train`: run a config, or report on a run."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+USAGE, FAILURE = 2, 1
+_FILE_WIDTH = 160  # of a report that is not written to a terminal, which would say its own
+
+
+class _RunFirst(TyperGroup):
+    """A group in which a first word that is no command is an argument of `run`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_RunFirst,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train a memory agent: `--config FILE.yaml key=value ...` runs or goes on, `report DIR` shows a run.",
+)
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Option(help="YAML file of the run.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Go over the file.")] = None,
+) -> None:
+    """Train as the config says. Started again, a run that stopped goes on; SIGTERM stops it with its state kept."""
+    console = Console()
+    try:
+        from memjax.train.config import read_config
+        from memjax.train.display import TerminalWatcher
+        from memjax.train.loop import train
+
+        stop = threading.Event()
+        settings = read_config(config, overrides or ())
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        with TerminalWatcher(console) as watcher:
+            exported = train(settings, watcher, stop)
+    except ValueError as error:
+        _stop(str(error), USAGE)
+    except OSError as error:
+        _stop(str(error), FAILURE)
+    console.print(f"the model is in {exported}" if exported else "stopped; start it again to go on", soft_wrap=True)
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")]) -> None:
+    """Draw the curves of a run."""
+    from memjax.train.report import report as tables_of
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
+    try:
+        for table in tables_of(directory):
+            console.print(table)
+    except ValueError as error:
+        _stop(str(error), USAGE)
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    Console(stderr=True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    app()

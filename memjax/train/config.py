@@ -1,0 +1,268 @@
+"""What a training run is told: one frozen model per part, checked before any device is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from memjax.config import load_config
+from memjax.data.tiny import POLICIES, TinyTasks
+from memjax.train.optimizer import OptimizerConfig
+from memjax.train.packing import PackingConfig
+from memjax.train.presets import ObjectiveConfig, preset
+
+TINY = "tiny"
+"""The model name that stands for a fresh one, made for memjax.data.tiny."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TaskConfig(_Part):
+    """Where tasks come from: a task file or the generator of the tiny task."""
+
+    path: Path | None = None
+    """A task file in any format that `memjax.data.tasks` reads."""
+    tiny: TinyTasks | None = None
+    """The tiny task, made as it is needed."""
+    metric: str | None = None
+    """Scores the answers of a file's tasks instead of the metric that its format implies."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TaskConfig:
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError("tasks come from exactly one of path and tiny")
+        if self.metric is not None and self.path is None:
+            raise ValueError("metric is for the tasks of a file; the tiny task has its own")
+        return self
+
+
+class AgentConfig(_Part):
+    """How the memory agent reads. Budgets are in tokens."""
+
+    question: int = Field(default=1024, ge=1)
+    """Longest question."""
+    chunk: int = Field(default=5000, ge=16)
+    """Document read per turn."""
+    memory: int = Field(default=1024, ge=1)
+    """Longest memory."""
+    answer: int = Field(default=1024, ge=1)
+    """Longest answer."""
+    max_chunks: int | None = Field(default=8, ge=1)
+    """Chunks after which a training document loses its middle; null for none. Validation reads everything."""
+    layout: Literal["memory_first", "chunk_first"] = "memory_first"
+    """Order of the bundled prompts."""
+    prompts: Path | None = None
+    """Prompts instead of the bundled ones: a directory, or a MemAgent Python file."""
+
+
+class RolloutConfig(_Part):
+    """How trajectories are sampled."""
+
+    groups: int = Field(default=128, ge=1)
+    """Tasks that one rollout batch learns from."""
+    samples: int = Field(default=16, ge=2)
+    """Trajectories of each task, whose rewards are compared."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of the sampling, and of the learner's distribution."""
+    refills: int = Field(default=3, ge=0)
+    """With dynamic sampling: how often groups without variance are replaced by other tasks in one step."""
+    slots: int = Field(default=64, ge=1)
+    """Replies decoded side by side."""
+    max_length: int = Field(default=8192, ge=16)
+    """Longest conversation, prompt and reply together."""
+    prefix_tokens: int = Field(default=16_384, ge=0)
+    """Tokens of prompts whose prefill is kept for equal prompts of other samples."""
+
+
+class BatchConfig(_Part):
+    """How a rollout batch becomes updates: see memjax.train.packing.PackingConfig."""
+
+    row_tokens: int = Field(default=8192, ge=2)
+    """Length of the rows that conversations are packed into."""
+    micro_batch_tokens: int = Field(default=16_384, ge=2)
+    """Tokens of one forward and backward pass on all devices together."""
+    optimizer_steps: int = Field(default=16, ge=1)
+    """Updates that one rollout batch gives."""
+
+
+class ComputeConfig(_Part):
+    """How the model runs; nothing here changes what is learned beyond rounding."""
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of activations, and of the weights that sample; master weights are float32."""
+    remat: bool = True
+    """Recompute each layer in the backward pass, which holds one layer's activations instead of all."""
+    scan_layers: bool = True
+    """Compile one layer and loop over it."""
+    data: int = 1
+    """Devices that share out rows with a copy of the weights each; -1 for what the other axes leave."""
+    fsdp: int = 1
+    """Devices that share out rows and weights."""
+    tensor: int = 1
+    """Devices that share out heads and hidden units."""
+
+
+class ValidationConfig(_Part):
+    """Tasks that are answered now and then, and never learned from."""
+
+    data: TaskConfig | None = None
+    """Their source; null for no validation."""
+    tasks: int = Field(default=128, ge=1)
+    """How many of them, from the start of the source."""
+    samples: int = Field(default=4, ge=1)
+    """Answers to each, for mean@n and best@n."""
+    every: int = Field(default=5, ge=1)
+    """Steps between two validations; there is one before the first step and one after the last."""
+    temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(default=0.7, gt=0, le=1)
+    """Cut of the sampling."""
+
+
+class CheckpointConfig(_Part):
+    """What is kept for a restart."""
+
+    every: int = Field(default=10, ge=1)
+    """Steps between two checkpoints; there is one at the end of every stage."""
+    keep: int = Field(default=2, ge=1)
+    """Latest checkpoints that stay."""
+
+
+class SupervisedStage(_Part):
+    """Training on written conversations, before any reinforcement learning. A step is one update."""
+
+    name: str
+    """What the log calls it."""
+    kind: Literal["recall", "demonstrations"]
+    """Facts to list anew, or whole readings by scripted readers."""
+    steps: int = Field(ge=1)
+    """Updates."""
+    examples: int = Field(default=64, ge=1)
+    """Recall examples, or documents, of one update."""
+    tasks: TinyTasks = TinyTasks()
+    """The documents that are read."""
+    policies: Mapping[str, float] = {"oracle": 1.0}
+    """Share of the documents that each scripted reader reads."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Starts afresh with the stage."""
+
+    @model_validator(mode="after")
+    def _policies_exist(self) -> SupervisedStage:
+        unknown = sorted(set(self.policies) - set(POLICIES))
+        if unknown:
+            raise ValueError(f"no scripted reader is called {unknown[0]!r}; there are {', '.join(POLICIES)}")
+        if not sum(self.policies.values()) > 0 or min(self.policies.values()) < 0:
+            raise ValueError(f"the shares of the policies must be positive, got {dict(self.policies)}")
+        return self
+
+
+class TrainConfig(_Part):
+    """One run."""
+
+    out: Path
+    """The run's directory. A run that stopped goes on when it is started again with the same one."""
+    model: str
+    """A model directory, .gguf file or hub id, or `tiny` for a fresh one that learns the tiny task."""
+    seed: int = 0
+    """Names every random draw of the run."""
+    supervised: tuple[SupervisedStage, ...] = ()
+    """Stages before the reinforcement learning, in order."""
+    steps: int = Field(ge=0)
+    """Rollout batches to learn from."""
+    data: TaskConfig
+    """Tasks to learn from."""
+    agent: AgentConfig = AgentConfig()
+    """The reader."""
+    rollout: RolloutConfig = RolloutConfig()
+    """The sampling."""
+    preset: str | None = None
+    """A published objective; the keys of `objective` go over it."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """What is maximised."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """How gradients become updates."""
+    batch: BatchConfig = BatchConfig()
+    """How trajectories become gradients."""
+    compute: ComputeConfig = ComputeConfig()
+    """How and where the model runs."""
+    validation: ValidationConfig = ValidationConfig()
+    """How the run is judged."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """How the run is kept."""
+    dump_every: int = Field(default=10, ge=1)
+    """Steps between two files of rollouts that people can read."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_objective(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("preset") is not None:
+            given = values.get("objective", {})
+            given = given.model_dump() if isinstance(given, ObjectiveConfig) else given
+            return {**values, "objective": preset(values["preset"]).model_dump() | dict(given)}
+        return values
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> TrainConfig:
+        if self.batch.row_tokens < self.rollout.max_length:
+            raise ValueError(
+                f"batch.row_tokens ({self.batch.row_tokens}) must hold the longest conversation, "
+                f"rollout.max_length ({self.rollout.max_length})"
+            )
+        if self.batch.optimizer_steps > self.rollout.groups * self.rollout.samples:
+            raise ValueError(
+                f"batch.optimizer_steps ({self.batch.optimizer_steps}) must not exceed the trajectories of a step "
+                f"({self.rollout.groups} groups x {self.rollout.samples} samples)"
+            )
+        if self.objective.needs_reference and self.supervised:
+            raise ValueError(
+                "objective.kl_coef needs the model before the first step as a reference, which supervised stages "
+                "change: set kl_coef to 0, or run the stages by themselves and start from their model"
+            )
+        self.packing()
+        return self
+
+    def packing(self, row_multiple: int = 1) -> PackingConfig:
+        """The packing on a mesh that splits rows over `row_multiple` devices."""
+        return PackingConfig(**self.batch.model_dump(), row_multiple=row_multiple)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all stages together."""
+        return sum(stage.steps for stage in self.supervised) + self.steps
+
+
+# What may differ between a run and its continuation: it changes neither what was done so far nor what a step means.
+_MAY_CHANGE = ("out", "steps", "validation", "checkpoint", "dump_every", "compute", "batch.micro_batch_tokens")
+
+
+def read_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainConfig:
+    """The config of a file with overrides; ValueError in one sentence for what is wrong with it."""
+    return load_config(TrainConfig, path, overrides)
+
+
+def refuse_other_run(before: Mapping[str, Any], now: TrainConfig) -> None:
+    """ValueError where a run started with the config `before`, as JSON, cannot go on with `now`."""
+    old, new = _flat(before), _flat(as_json(now))
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{name}.") for name in _MAY_CHANGE):
+            raise ValueError(
+                f"{now.out} holds a run with {key} = {old.get(key)!r}, not {new.get(key)!r}: "
+                "change it back to go on, or choose another directory with out=DIR"
+            )
+
+
+def as_json(config: TrainConfig) -> dict[str, Any]:
+    """The config as JSON holds it, with every default written out."""
+    return config.model_dump(mode="json")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

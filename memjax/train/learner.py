@@ -1,0 +1,241 @@
+"""From a config to what a run needs: the model, its agent, the update, and weights for the engine that samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memjax.agents.base import Budgets
+from memjax.agents.memagent import MemAgent
+from memjax.agents.prompt_files import load_memory_prompts
+from memjax.checkpoint import LoadedModel, load_model
+from memjax.data import tiny
+from memjax.mesh import make_mesh
+from memjax.models.config import ModelOptions, Qwen2Config
+from memjax.models.qwen2 import Params, abstract_params, init_params
+from memjax.rollout.engine import Engine, EngineConfig
+from memjax.rollout.local import LocalClient
+from memjax.sharding import ROLLOUT, TRAIN, Layout
+from memjax.tokenizer import Tokenizer
+from memjax.train.batches import make_batches
+from memjax.train.config import TINY, ComputeConfig, TrainConfig
+from memjax.train.logprobs import LogprobOptions
+from memjax.train.losses import Batch, objective_loss
+from memjax.train.mismatch import BFLOAT16_LIMITS, FLOAT32_LIMITS, MismatchLimits, measure_mismatch, mismatch_alarm
+from memjax.train.optimizer import OptimizerConfig
+from memjax.train.packing import PackedStep, PackingConfig, Rows, pack
+from memjax.train.presets import ObjectiveConfig
+from memjax.train.sft import supervised_loss
+from memjax.train.step import TrainState, make_scorer, make_update, place
+from memjax.trajectory import Trajectory
+
+Update = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+
+_EMBEDDING_STD = 0.2
+_RESIDUAL_SCALE = 0.1
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained, apart from its weights."""
+
+    config: Qwen2Config
+    options: ModelOptions
+    tokenizer: Tokenizer
+    compute: ComputeConfig
+
+    @property
+    def layout(self) -> Layout:
+        """Where the weights that are trained live."""
+        assert self.options.layout is not None
+        return self.options.layout
+
+    @property
+    def row_multiple(self) -> int:
+        """Devices that rows are split over."""
+        return self.layout.mesh.shape["data"] * self.layout.mesh.shape["fsdp"]
+
+    def logprob_options(self, temperature: float = 1.0) -> LogprobOptions:
+        """The distribution over the tokenizer's ids."""
+        return LogprobOptions(vocab_size=self.tokenizer.size, temperature=temperature)
+
+    @property
+    def rollout_options(self) -> ModelOptions:
+        """How the engine that samples runs it: on the same devices, with whole weights in the compute dtype."""
+        dtype = self.options.compute_dtype
+        return ModelOptions(
+            param_dtype=dtype,
+            compute_dtype=dtype,
+            scan_layers=self.options.scan_layers,
+            layout=Layout(self.layout.mesh, ROLLOUT),
+        )
+
+
+def open_model(config: TrainConfig) -> tuple[Model, Params]:
+    """The model to start from, in float32, on the mesh of the config."""
+    compute = config.compute
+    sizes = {"data": compute.data, "fsdp": compute.fsdp, "tensor": compute.tensor}
+    # Without a -1 the mesh takes as many devices as it names, from the first on.
+    count = None if -1 in sizes.values() else int(np.prod(list(sizes.values())))
+    options = ModelOptions(
+        compute_dtype=jnp.dtype(compute.dtype),
+        scan_layers=compute.scan_layers,
+        remat=compute.remat,
+        layout=Layout(make_mesh(**sizes, devices=jax.devices()[:count]), TRAIN),
+    )
+    loaded = _fresh(config, options) if config.model == TINY else load_model(config.model, options)
+    return Model(loaded.config, options, loaded.tokenizer, compute), loaded.params
+
+
+def make_agent(config: TrainConfig, tokenizer: Tokenizer, *, max_chunks: int | None) -> MemAgent:
+    """The reader of the config."""
+    agent = config.agent
+    return MemAgent(
+        tokenizer=tokenizer,
+        prompts=load_memory_prompts(agent.layout, agent.prompts),
+        budgets=Budgets(agent.question, agent.chunk, agent.memory, agent.answer),
+        max_chunks=max_chunks,
+    )
+
+
+def make_client(config: TrainConfig, model: Model, weights: Params) -> LocalClient:
+    """The engine that samples, with weights that `rollout_weights` made."""
+    platform = model.layout.mesh.devices.flat[0].platform
+    engine = Engine(
+        weights,
+        model.config,
+        model.rollout_options,
+        EngineConfig.for_platform(platform, config.rollout.max_length, config.rollout.slots),
+        vocabulary=model.tokenizer.size,
+        eos_ids=model.tokenizer.eos_ids,
+        tokenizer=model.tokenizer,
+    )
+    return LocalClient(engine, model.tokenizer, model=config.model, prefix_capacity=config.rollout.prefix_tokens)
+
+
+def rollout_weights(model: Model) -> Callable[[Params], Params]:
+    """The jitted function from weights in training to those of the engine: cast, gathered, and no longer the same."""
+    dtype = model.rollout_options.param_dtype
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(model.config, model.rollout_options))
+
+    # A copy even where nothing changes, for the update takes over the arrays that it is given.
+    def weights(params: Params) -> Params:
+        return jax.tree.map(lambda leaf: jnp.copy(leaf.astype(dtype)), params)
+
+    return jax.jit(weights, out_shardings=shardings)
+
+
+def frozen_copy(model: Model, params: Params) -> Params:
+    """The reference: weights in the compute dtype, laid out as they are trained."""
+    dtype, shardings = model.options.compute_dtype, jax.tree.map(lambda leaf: leaf.sharding, params)
+    copy = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.copy(x.astype(dtype)), tree), out_shardings=shardings)
+    return copy(params)
+
+
+def make_supervised_update(model: Model, optimizer: OptimizerConfig) -> Update:
+    """The update of a supervised stage."""
+    return make_update(model.config, model.options, model.logprob_options(), optimizer, supervised_loss)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Rollout batches to updates. `reference` holds the frozen weights that the divergence is from, where it counts."""
+
+    objective: ObjectiveConfig
+    packing: PackingConfig
+    layout: Layout
+    limits: MismatchLimits
+    update: Update
+    score: Callable[[Params, Rows], jax.Array]
+    reference: Params | None
+
+    def learn(
+        self, state: TrainState, trajectories: Sequence[Trajectory]
+    ) -> tuple[TrainState, dict[str, float], str | None]:
+        """The state after the updates of a rollout batch, their metrics, and the alarm if sampler and learner differ.
+
+        `state` must hold the weights that sampled the batch, and is taken over.
+        """
+        # A batch that dynamic sampling could not fill may have fewer trajectories than updates.
+        packing = replace(self.packing, optimizer_steps=min(self.packing.optimizer_steps, len(trajectories)))
+        steps = pack(trajectories, packing, mask_truncated=self.objective.mask_truncated)
+        own = self.objective.old_logprobs == "learner"
+        # Before the first update the learner is the sampler: one step's tokens tell whether they agree.
+        scored = self._score_all(state.params, steps if own else steps[:1])
+        mismatch = measure_mismatch(
+            np.concatenate([step.rollout_logprobs for step in steps[: len(scored)]]),
+            np.concatenate(scored),
+            np.concatenate([step.rows.loss_mask for step in steps[: len(scored)]]),
+        )
+        batches = make_batches(
+            steps,
+            trajectories,
+            self.objective,
+            learner_logprobs=scored if own else None,
+            ref_logprobs=None if self.reference is None else self._score_all(self.reference, steps),
+        )
+        found = []
+        for batch in batches:
+            state, metrics = self.update(state, place(batch, self.layout))
+            found.append(jax.device_get(metrics))
+        return state, _of_all(found) | mismatch.metrics(), mismatch_alarm(mismatch, self.limits)
+
+    def _score_all(self, params: Params, steps: Sequence[PackedStep]) -> list[np.ndarray]:
+        return [np.asarray(self.score(params, place(step.rows, self.layout))) for step in steps]
+
+
+def _of_all(updates: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
+    """The metrics of several updates as one: means, but the largest maximum and the last count."""
+    joined = {}
+    for name in updates[0]:
+        values = [float(metrics[name]) for metrics in updates]
+        is_count = name == "training/skipped_steps"
+        joined[name] = values[-1] if is_count else max(values) if name.endswith("_max") else float(np.mean(values))
+    return joined
+
+
+def make_learner(config: TrainConfig, model: Model, reference: Params | None) -> Learner:
+    """The learner of the config."""
+    logprobs = model.logprob_options(config.rollout.temperature)
+
+    def token_loss(*arguments: Any) -> Any:
+        return objective_loss(config.objective, *arguments)
+
+    return Learner(
+        objective=config.objective,
+        packing=config.packing(model.row_multiple),
+        layout=model.layout,
+        limits=FLOAT32_LIMITS if config.compute.dtype == "float32" else BFLOAT16_LIMITS,
+        update=make_update(model.config, model.options, logprobs, config.optimizer, token_loss),
+        score=make_scorer(model.config, model.options, logprobs),
+        reference=reference,
+    )
+
+
+def _fresh(config: TrainConfig, options: ModelOptions) -> LoadedModel:
+    """A random model for the tiny task. Its files are written beside the run, where the export finds the tokenizer."""
+    source = config.out / TINY
+    tiny.write_tokenizer(source)
+    shape = Qwen2Config.from_hf(tiny.model_config())
+    params = calm(init_params(shape, options, jax.random.key(config.seed)), shape)
+    return LoadedModel(shape, options, params, Tokenizer.load(source), source)
+
+
+def calm(params: Params, config: Qwen2Config) -> Params:
+    """Random weights whose layers begin close to the identity.
+
+    With residual projections of the usual size the step from a key to its value did not form in a small model.
+    """
+
+    def scaled(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        names = [str(key.key) for key in path]
+        if "o_proj" in names or "down_proj" in names:
+            return leaf * _RESIDUAL_SCALE
+        return leaf * (_EMBEDDING_STD / config.initializer_range) if "embed_tokens" in names else leaf
+
+    return jax.tree_util.tree_map_with_path(scaled, params)

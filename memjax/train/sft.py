@@ -1,0 +1,112 @@
+"""Supervised training: written conversations as trajectories, packed and learned by the same update as sampled ones."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from memjax.agents.memagent import MemAgent
+from memjax.data.seeds import stream
+from memjax.data.tiny import recall_example, replies
+from memjax.rollout.client import Prompt
+from memjax.tokenizer import Tokenizer
+from memjax.train.batches import token_weights
+from memjax.train.config import SupervisedStage
+from memjax.train.losses import Batch
+from memjax.train.packing import PackingConfig, pack
+from memjax.trajectory import Completion, Conversation, SamplingParams, Task, Trajectory
+
+
+@dataclass
+class WrittenReplies:
+    """A client that answers prompts with given texts, in order: what an agent makes of them is a demonstration."""
+
+    texts: list[str]
+    tokenizer: Tokenizer
+    model: str = "demonstrations"
+    window: int | None = None
+    _next: int = field(default=0, init=False)
+
+    async def complete(self, prompt: Prompt, params: SamplingParams) -> list[Completion]:
+        """The next text, as if it had been drawn with its end token."""
+        text = self.texts[self._next]
+        self._next += 1
+        return [written(self.tokenizer.render_prompt(prompt).ids, text, self.tokenizer)]
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+def written(prompt_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Completion:
+    """The completion that says `text` and ends; its log-probabilities, which nobody drew, are 0."""
+    ids = [*tokenizer.encode(text), tokenizer.eos_ids[0]]
+    return Completion(
+        prompt_ids=np.asarray(prompt_ids, np.int32),
+        token_ids=np.asarray(ids, np.int32),
+        logprobs=np.zeros(len(ids), np.float32),
+        text=text,
+        finish_reason="stop",
+        prompt_tokens=len(prompt_ids),
+        completion_tokens=len(ids),
+    )
+
+
+def stage_examples(
+    stage: SupervisedStage, step: int, agent: MemAgent, tokenizer: Tokenizer, seed: int
+) -> list[Trajectory]:
+    """What update number `step` of a stage learns from; the same whenever it is asked for."""
+    rng = stream(seed, "supervised", stage.name, step)
+    if stage.kind == "recall":
+        return [_recall(agent, tokenizer, rng) for _ in range(stage.examples)]
+    names, shares = zip(*sorted(stage.policies.items()), strict=True)
+    tasks = [stage.tasks.task(step * stage.examples + i) for i in range(stage.examples)]
+    policies = rng.choices(names, weights=shares, k=stage.examples)
+    scripts = [(task, replies(task, policy, rng)) for task, policy in zip(tasks, policies, strict=True)]
+
+    async def demonstrate_all() -> list[Trajectory]:
+        return [await demonstrate(task, texts, agent, tokenizer) for task, texts in scripts]
+
+    return asyncio.run(demonstrate_all())
+
+
+async def demonstrate(task: Task, texts: list[str], agent: MemAgent, tokenizer: Tokenizer) -> Trajectory:
+    """The reading of a task in which the agent's model writes `texts`."""
+    trajectory = await agent.run(task, WrittenReplies(texts, tokenizer))
+    if trajectory.error:
+        raise ValueError(f"the demonstration of {task.id} does not fit the agent: {trajectory.error}")
+    return trajectory
+
+
+def supervised_batch(examples: Sequence[Trajectory], packing: PackingConfig) -> Batch:
+    """One update on all conversations, each written token counting the same."""
+    (step,) = pack(examples, packing)
+    zeros_MBT = np.zeros(step.rows.tokens.shape, np.float32)
+    return Batch(
+        rows=step.rows,
+        rollout_logprobs=zeros_MBT,
+        old_logprobs=zeros_MBT,
+        ref_logprobs=zeros_MBT,
+        advantages=zeros_MBT,
+        weights=token_weights(step, "token"),
+    )
+
+
+def supervised_loss(
+    logprobs_BT: Float[Array, "B T"], entropy_BT: Float[Array, "B T"], micro: Batch, tokens: Int[Array, ""]
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Mean negative log-probability of the written tokens, in nats: the share of one micro-batch."""
+    loss = -jnp.sum(micro.weights * logprobs_BT)
+    return loss, {"actor/loss": loss, "actor/entropy": jnp.sum(micro.weights * entropy_BT)}
+
+
+def _recall(agent: MemAgent, tokenizer: Tokenizer, rng: random.Random) -> Trajectory:
+    question, memory, chunk, reply = recall_example(rng)
+    prompt = agent.prompts.memory.fill({"question": question, "memory": memory, "chunk": chunk})
+    completion = written(tokenizer.render_prompt(prompt).ids, reply, tokenizer)
+    return Trajectory("recall", "recall", (Conversation.from_completion(completion, "memory"),), answer="")
