@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,17 @@ def open_client(
         raise ValueError(f"--dtype must be float32 or bfloat16, got {dtype!r}")
     from memjax.rollout.local import LocalClient
 
+    _keep_compiled_programs()
     return LocalClient.load(choice.model, max_length=length, slots=slots, dtype=dtype)
+
+
+def _keep_compiled_programs() -> None:
+    """Compile once per machine, not once per run; jax's own setting (JAX_COMPILATION_CACHE_DIR) goes first."""
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(home / "memjax" / "xla"))
 
 
 def _offers(served: Mapping[str, int | None]) -> str:
