@@ -21,6 +21,9 @@ _SLOWEST_BODY = 10_000  # bytes per second
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
 """What needs no key."""
 
+PAGE_PREFIX = "/page/"
+"""Nor does what the page at / is made of."""
+
 PUBLIC = "public"
 """The owner of everything on a server without keys."""
 
@@ -42,11 +45,9 @@ class Gate:
         max_body: int,
         body_timeout: float,
         metrics: Metrics,
-        open_prefixes: Sequence[str] = (),
     ):
         self._app, self._keys, self._admin_key = app, tuple(keys), admin_key
         self._max_body, self._body_timeout, self._metrics = max_body, body_timeout, metrics
-        self._open_prefixes = tuple(open_prefixes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or answer it."""
@@ -81,7 +82,7 @@ class Gate:
             if not _same(given, self._admin_key):
                 raise ApiError(401, "the admin key is missing or wrong: send it as Authorization: Bearer KEY")
             return PUBLIC
-        if not self._keys or path in OPEN_PATHS or path.startswith(self._open_prefixes):
+        if not self._keys or path in OPEN_PATHS or path.startswith(PAGE_PREFIX):
             return PUBLIC
         for key in self._keys:
             if _same(given, key):

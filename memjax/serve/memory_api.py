@@ -19,6 +19,7 @@ from memjax.serve.memory_reader import MemoryReader, answer_event, chunk_event
 from memjax.serve.memory_store import RunRecord
 from memjax.serve.replies import check_model, ignored_headers
 from memjax.serve.schemas import Request as RequestBody
+from memjax.serve.schemas import drawable
 from memjax.serve.service import ModelService
 from memjax.serve.streaming import COMMENT, EventStream, sse, unless_gone
 
@@ -40,7 +41,7 @@ class MemoryRequest(RequestBody):
     answer_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     question_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     layout: str | None = None
-    temperature: float | None = None
+    temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     stream: bool = False
@@ -59,6 +60,8 @@ class MemoryRequest(RequestBody):
         """What was chosen of a reading's settings."""
         names = set(AskSettings.model_fields) & set(MemoryRequest.model_fields) - {"questions", "model"}
         chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.temperature is not None:
+            chosen["temperature"] = drawable(self.temperature)
         return chosen | {"questions": self.all_questions}
 
 

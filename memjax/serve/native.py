@@ -24,16 +24,22 @@ def native_routes(service: ModelService) -> APIRouter:
     @router.post("/generate", response_model=None)
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Draw `n` continuations of token ids: ids, log probabilities, and the weights' version of every token."""
-        generation = generation_for(service, body.token_ids, body, body.max_tokens, shared=body.shared)
-        versions = TokenVersions(generation)
+        versions: dict[int, list[int]] = {}
+        note = lambda event: versions.setdefault(event.sample, []).append(event.weights_version)  # noqa: E731
+        listener = None if body.stream else note
+        generation = generation_for(
+            service, body.token_ids, body, body.max_tokens, shared=body.shared, listener=listener
+        )
         headers = ignored_headers(body)
         if body.stream:
-            return await started(request, versions.events(), generation.close, service.request_timeout, headers)
+            return await started(request, token_events(generation), generation.close, service.request_timeout, headers)
         try:
-            completions = await unless_gone(request, versions.result())
+            completions = await unless_gone(request, generation.result())
         finally:
             generation.close()
-        return JSONResponse(versions.whole(completions) | {"ignored_fields": body.ignored}, headers=headers)
+        samples = [_sample(completion, versions[index]) for index, completion in enumerate(completions)]
+        whole = {"samples": samples, "usage": usage(completions), "ignored_fields": body.ignored}
+        return JSONResponse(whole, headers=headers)
 
     @router.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest) -> Response:
@@ -50,45 +56,28 @@ def native_routes(service: ModelService) -> APIRouter:
     return router
 
 
-class TokenVersions:
-    """A generation whose tokens are noted with the version of the weights that drew them."""
-
-    def __init__(self, generation: Generation):
-        self._generation = generation
-        self._versions: dict[int, list[int]] = {}
-
-    async def events(self) -> AsyncIterator[bytes]:
-        """Token by token."""
-        async for event in self._generation.events():
-            yield sse(
-                {
-                    "sample": event.sample,
-                    "token_id": event.token_id,
-                    "logprob": event.logprob,
-                    "text": event.text,
-                    "finish_reason": event.finish_reason,
-                    "weights_version": event.weights_version,
-                }
-            )
-        yield sse({"usage": usage(await self._generation.result())})
-        yield DONE
-
-    async def result(self) -> list[Completion]:
-        """The completions, once every token was noted."""
-        async for event in self._generation.events():
-            self._versions.setdefault(event.sample, []).append(event.weights_version)
-        return await self._generation.result()
-
-    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """All of it at once."""
-        samples = [
+async def token_events(generation: Generation) -> AsyncIterator[bytes]:
+    """Token by token, then the usage."""
+    async for event in generation.events():
+        yield sse(
             {
-                "token_ids": sampled_ids(completion),
-                "logprobs": completion.logprobs.tolist(),
-                "weights_versions": self._versions[index],
-                "text": completion.text,
-                "finish_reason": completion.finish_reason,
+                "sample": event.sample,
+                "token_id": event.token_id,
+                "logprob": event.logprob,
+                "text": event.text,
+                "finish_reason": event.finish_reason,
+                "weights_version": event.weights_version,
             }
-            for index, completion in enumerate(completions)
-        ]
-        return {"samples": samples, "usage": usage(completions)}
+        )
+    yield sse({"usage": usage(await generation.result())})
+    yield DONE
+
+
+def _sample(completion: Completion, versions: Sequence[int]) -> dict[str, Any]:
+    return {
+        "token_ids": sampled_ids(completion),
+        "logprobs": completion.logprobs.tolist(),
+        "weights_versions": list(versions),
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+    }

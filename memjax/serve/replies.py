@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from memjax.rollout.scheduler import OnToken, TokenEvent
 from memjax.serve.errors import ApiError
 from memjax.serve.schemas import Request, SamplingRequest
 from memjax.serve.service import Generation, ModelService
@@ -21,9 +22,20 @@ def check_model(asked: str, *served: str) -> None:
 
 
 def generation_for(
-    service: ModelService, ids: Sequence[int], body: SamplingRequest, limit: int | None, *, shared: int = 0
+    service: ModelService,
+    ids: Sequence[int],
+    body: SamplingRequest,
+    limit: int | None,
+    *,
+    shared: int = 0,
+    listener: OnToken | None = None,
 ) -> Generation:
-    """Begin to draw at most `limit` tokens after `ids` (None: as many as the window holds)."""
+    """Begin to draw at most `limit` tokens after `ids` (None: as many as the window holds).
+
+    Tokens that are not to be streamed, and that nobody listens to, are spared the way through the event loop.
+    """
+    if listener is None and not body.stream:
+        listener = _unheard
     room = service.window - len(ids)
     if room < 1:
         raise ApiError(
@@ -36,7 +48,11 @@ def generation_for(
         params = body.sampling(limit or room)
     except ValueError as error:
         raise ApiError(400, str(error)) from None
-    return service.start(ids, params, shared=shared)
+    return service.start(ids, params, shared=shared, listener=listener)
+
+
+def _unheard(_: TokenEvent) -> None:
+    """Nothing is done with the token."""
 
 
 def usage(completions: Sequence[Completion]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from memjax.trajectory import SamplingParams
 
 MAX_SAMPLES = 64
 MAX_PROMPTS = 64
+_COLDEST = 1e-4
 
 Stop = str | Annotated[list[str], Field(max_length=16)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
@@ -43,13 +44,18 @@ class SamplingRequest(Request):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=self.temperature,
+            temperature=drawable(self.temperature),
             top_p=self.top_p,
             top_k=max(0, self.top_k),
             stop=tuple(stop),
             seed=self.seed,
             n=self.n,
         )
+
+
+def drawable(temperature: float) -> float:
+    """The temperature, or 0 where logits divided by it would leave float32: the reply is the greedy one anyway."""
+    return temperature if temperature >= _COLDEST else 0.0
 
 
 class StreamOptions(Request):

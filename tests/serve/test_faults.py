@@ -8,6 +8,7 @@ import threading
 from contextlib import suppress
 
 import httpx
+import numpy as np
 import pytest
 
 from memjax.serve.server import bind
@@ -79,6 +80,13 @@ def test_a_body_that_is_no_json_is_refused(server, content):
     )
     assert response.status_code == 400, response.text
     assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-30, 1e-6, 100.0])
+def test_any_temperature_gives_finite_log_probabilities(server, temperature):
+    response = server.post("/generate", IDS | {"temperature": temperature, "top_p": 0.5})
+    assert response.status_code == 200, response.text
+    assert np.isfinite(response.json()["samples"][0]["logprobs"]).all()
 
 
 def test_unknown_fields_are_accepted_and_reported(server):

@@ -47,17 +47,24 @@ class Process:
         return httpx.get(self.url + path, timeout=60)
 
 
-def command(model: Path, state_dir: Path, port: int) -> list[str]:
-    options = ["--max-length", "640", "--slots", "2", "--state-dir", str(state_dir), "--port", str(port)]
-    return [sys.executable, "-m", "memjax.cli", "serve", "--model", str(model), *options]
+SMALL = ["--max-length", "640", "--slots", "2"]
+
+
+def command(model: Path, state_dir: Path, port: int, options: list[str]) -> list[str]:
+    places = ["--model", str(model), "--state-dir", str(state_dir), "--port", str(port)]
+    return [sys.executable, "-m", "memjax.cli", "serve", *places, *options]
 
 
 @contextmanager
-def served(model: Path, state_dir: Path, port: int = 0) -> Iterator[Process]:
+def served(model: Path, state_dir: Path, *, options: list[str] = SMALL) -> Iterator[Process]:
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "MEMJAX_ADMIN_KEY": "admin", "PYTHONUNBUFFERED": "1"}
     environment["XLA_FLAGS"] = ""
     process = subprocess.Popen(
-        command(model, state_dir, port), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        command(model, state_dir, 0, options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
     )
     assert process.stdout
     url = ""
@@ -67,7 +74,7 @@ def served(model: Path, state_dir: Path, port: int = 0) -> Iterator[Process]:
                 url = found[0]
                 break
         assert url, "it did not start"
-        wait_for(lambda: httpx.get(url + "/ready", timeout=60).status_code == 200, 200)
+        wait_for(lambda: httpx.get(url + "/ready", timeout=60).status_code == 200, 600)
         yield Process(process, url)
     finally:
         process.kill()
@@ -89,7 +96,7 @@ def test_a_server_swaps_weights_drains_and_leaves_its_port_to_the_next(model, st
         before = server.post("/generate", IDS).json()["samples"][0]
         assert set(before["weights_versions"]) == {0}
         port = httpx.URL(server.url).port
-        second = subprocess.run(command(model, tmp_path, port or 0), capture_output=True, text=True, timeout=120)
+        second = subprocess.run(command(model, tmp_path, port or 0, SMALL), capture_output=True, text=True, timeout=120)
         assert second.returncode == 2
         assert "cannot be listened on" in second.stderr
 
