@@ -170,6 +170,17 @@ def test_stacking_the_layers_and_back_is_the_identity_and_keeps_shardings(model)
         assert got.sharding.is_equivalent_to(want.sharding, got.ndim)
 
 
+def test_weights_are_split_by_heads_and_features_and_whole_where_heads_are_too_few():
+    config, _ = small()  # 8 query heads, 2 kv heads
+    options = ModelOptions(scan_layers=True, layout=Layout(make_mesh(1, 2, 4), TRAIN))
+    layer = qwen2.abstract_params(config, options)["layers"]
+    specs = jax.tree.map(lambda leaf: tuple(leaf.sharding.spec), layer)
+    assert specs["self_attn"]["q_proj"] == {"weight": (None, "tensor", "fsdp"), "bias": (None, "tensor")}
+    assert specs["self_attn"]["k_proj"] == {"weight": (None, None, "fsdp"), "bias": (None, None)}
+    assert specs["self_attn"]["o_proj"] == {"weight": (None, "fsdp", "tensor")}
+    assert specs["mlp"]["down_proj"] == {"weight": (None, "fsdp", "tensor")}
+
+
 @pytest.mark.parametrize("scan", [False, True])
 def test_random_parameters_are_born_sharded_and_spread_as_configured(scan):
     config, _ = small()
