@@ -69,7 +69,11 @@ class Gate:
         except ApiError as error:
             await error.response()(scope, receive, counted)
         else:
-            await self._app(scope, self._limited(receive), counted)
+            try:
+                await self._app(scope, self._limited(receive), counted)
+            except Exception:
+                status = 500  # whoever called the gate answers it
+                raise
         finally:
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.responses.labels(quote(route), str(status or "none")).inc()

@@ -63,7 +63,8 @@ class SchedulerDriver:
     async def close(self) -> None:
         """Count what is finished, and give back the slots of what is not."""
         for generation in self._generations:
-            if generation.future.done() and not generation.future.exception():
+            future = generation.future
+            if future.done() and not future.cancelled() and future.exception() is None:
                 await generation.result()
             generation.close()
 

@@ -149,8 +149,12 @@ class RunStore:
     def next_event_id(self, record: RunRecord) -> int:
         """The id of the event that comes next; the half of a line that a killed server left is taken away."""
         path = self.events_path(record)
-        _drop_torn_line(path)
-        return 1 + max((event["id"] for event in self.events(record)), default=-1)
+        if not path.exists():
+            return 0
+        text = path.read_bytes()
+        if not text.endswith(b"\n"):
+            os.truncate(path, text.rfind(b"\n") + 1)
+        return text.count(b"\n")  # every event is a line, and the first is 0
 
     def directory(self, owner: str, run_id: str) -> Path:
         """Where everything of a reading lies."""
@@ -170,13 +174,3 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     """Write one more JSON line."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Take away the half of a line that a killed server left."""
-    if not path.exists():
-        return
-    text = path.read_bytes()
-    if text and not text.endswith(b"\n"):
-        with open(path, "r+b") as file:
-            file.truncate(text.rfind(b"\n") + 1)

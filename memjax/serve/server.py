@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 import jax
@@ -31,7 +32,7 @@ def run_server(
     *,
     keys: Sequence[str] = (),
     admin_key: str | None = None,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = partial(print, flush=True),
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises ValueError for a port in use, a model or a limit that cannot be served."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")

@@ -72,7 +72,7 @@ def loaded(model_directory):
 @pytest.fixture(scope="session")
 def engine(loaded) -> Engine:
     """Compiled once; every server has a scheduler of its own over it, one after another."""
-    engine = make_engine(loaded, EngineConfig(slots=SLOTS, max_length=WINDOW, prefill_buckets=(32, 128)))
+    engine = make_engine(loaded, EngineConfig(slots=SLOTS, max_length=WINDOW, prefill_buckets=(128,)))
     engine.warm_up()
     return engine
 

@@ -59,18 +59,14 @@ def command(model: Path, state_dir: Path, port: int, options: list[str]) -> list
 def served(model: Path, state_dir: Path, *, options: list[str] = SMALL) -> Iterator[Process]:
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "MEMJAX_ADMIN_KEY": "admin", "PYTHONUNBUFFERED": "1"}
     environment["XLA_FLAGS"] = ""
-    process = subprocess.Popen(
-        command(model, state_dir, 0, options),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    )
+    line = command(model, state_dir, 0, options)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(line, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment)
     assert process.stdout
     url = ""
     try:
-        for line in process.stdout:
-            if found := re.search(r"http://\S+", line):
+        for said in process.stdout:
+            if found := re.search(r"http://\S+", said):
                 url = found[0]
                 break
         assert url, "it did not start"
