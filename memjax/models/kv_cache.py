@@ -71,11 +71,13 @@ def write(
     if layer is None:
         put = partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
         return jax.vmap(put)(buffer, new, start_B)
-    # One scatter of K x T x H windows: a vmapped update of axis 1 would make the TPU compiler keep a copy of the cache.
-    rows_B = jnp.arange(len(start_B), dtype=jnp.int32)
-    indices = jnp.stack([jnp.full_like(rows_B, layer), rows_B, start_B.astype(jnp.int32)], axis=-1)
+    # A scatter of T x H windows, one for each row and head: by the TPU compiler's memory analysis it is done in place,
+    # where a vmapped update, or windows that span heads, keep a copy of the whole cache.
+    b, k = new.shape[:2]
+    places = layer, jnp.arange(b)[:, None], jnp.arange(k)[None, :], start_B[:, None]
+    indices = jnp.stack([jnp.broadcast_to(place, (b, k)).astype(jnp.int32) for place in places], axis=-1)
     windows = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=(1, 2, 3), inserted_window_dims=(0, 1), scatter_dims_to_operand_dims=(0, 1, 3)
+        update_window_dims=(2, 3), inserted_window_dims=(0, 1, 2), scatter_dims_to_operand_dims=(0, 1, 2, 3)
     )
     return jax.lax.scatter(buffer, indices, new, windows, indices_are_sorted=True, unique_indices=True, mode="clip")
 
