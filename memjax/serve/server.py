@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from types import FrameType
 
 import jax
@@ -27,21 +27,17 @@ log = logging.getLogger(__name__)
 _BACKLOG = 2048  # connections that the system keeps until they are accepted
 
 
-def run_server(
-    settings: ServeSettings,
-    *,
-    keys: Sequence[str] = (),
-    admin_key: str | None = None,
-    say: Callable[[str], None] = partial(print, flush=True),
-) -> None:
+def run_server(settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: str | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ValueError for a port in use, a model or a limit that cannot be served."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     listening = bind(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
-    say(f"loading {settings.model}")
+    raise_file_limit()
+    print(f"loading {settings.model}", flush=True)
     client = load_client(settings)
     app = create_app(client, settings, keys=keys, admin_key=admin_key)
-    say(f"http://{host}:{port} serves {app.state.parts.service.name}; /ready says when it is warm")
+    name = app.state.parts.service.name
+    print(f"http://{host}:{port} serves {name}; /ready says when it is warm", flush=True)
     Server(app, settings).run(sockets=[listening])
 
 
@@ -68,6 +64,12 @@ def bind(host: str, port: int) -> socket.socket:
         raise ValueError(
             f"{host}:{port} cannot be listened on ({error.strerror}): choose another --host or --port"
         ) from None
+
+
+def raise_file_limit() -> None:
+    """Let the process hold as many connections as the system allows; by default that is often 1024 files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class Server(uvicorn.Server):

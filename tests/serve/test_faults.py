@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from memjax.serve.server import bind
+from memjax.serve.server import bind, raise_file_limit
 from memjax.trajectory import SamplingParams
 from tests.serve.conftest import SLOTS, WINDOW, serving, wait_for
 
@@ -173,14 +173,16 @@ def test_a_generation_that_is_closed_has_its_slot_for_two_steps_at_most(server):
     assert done[0] <= 2
 
 
-def test_more_clients_than_slots_and_queue_get_429_and_the_rest_are_served(engine, loaded, tmp_path):
+@pytest.mark.parametrize("clients", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_more_clients_than_slots_and_queue_get_429_and_the_rest_are_served(engine, loaded, tmp_path, clients):
+    raise_file_limit()
     with serving(engine, loaded, tmp_path, max_queue=6) as server:
 
         async def all_at_once():
-            limits = httpx.Limits(max_connections=100)
+            limits = httpx.Limits(max_connections=clients)
             async with httpx.AsyncClient(timeout=60, limits=limits) as client:
                 body = IDS | {"max_tokens": 40}
-                return await asyncio.gather(*(client.post(f"{server.url}/generate", json=body) for _ in range(100)))
+                return await asyncio.gather(*(client.post(f"{server.url}/generate", json=body) for _ in range(clients)))
 
         answers = asyncio.run(all_at_once())
         statuses = [answer.status_code for answer in answers]
