@@ -20,14 +20,15 @@ State = TypeVar("State")
 class TrainStore:
     """The checkpoints of one run, each a tree of arrays and a position: named whole numbers. Close it when done.
 
-    A checkpoint appears under its step only when it is whole; what a killed process left unfinished is passed over.
-    `failures` counts checkpoints that could not be written, which costs the run nothing but them.
+    A checkpoint appears under its step only when it is whole; what a killed process left unfinished is passed over, and
+    with `clean` removed, which only the run itself may do. `failures` counts checkpoints that could not be written,
+    which costs the run nothing but them.
     """
 
-    def __init__(self, directory: Path, keep: int = 2):
+    def __init__(self, directory: Path, keep: int = 2, *, clean: bool = True):
         self.failures = 0
         self._saving: tuple[int, Any] | None = None
-        self._directory, self._keep = directory.absolute(), keep
+        self._directory, self._keep, self._clean = directory.absolute(), keep, clean
         self._checkpointer = self._open()
 
     @property
@@ -94,7 +95,7 @@ class TrainStore:
             # Orbax's own choice skips a step while another is being written.
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
             preservation_policy=ocp.training.preservation_policies.LatestN(self._keep),
-            cleanup_tmp_directories=True,
+            cleanup_tmp_directories=self._clean,
         )
 
     def _failed(self, step: int, error: Exception) -> None:

@@ -39,12 +39,13 @@ def run(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Go over the file.")] = None,
 ) -> None:
     """Train as the config says. Started again, a run that stopped goes on; SIGTERM stops it with its state kept."""
+    from memjax.rollout.client import ClientError
+    from memjax.train.config import read_config
+    from memjax.train.display import TerminalWatcher
+    from memjax.train.loop import train
+
     console = Console()
     try:
-        from memjax.train.config import read_config
-        from memjax.train.display import TerminalWatcher
-        from memjax.train.loop import train
-
         stop = threading.Event()
         settings = read_config(config, overrides or ())
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -52,7 +53,7 @@ def run(
             exported = train(settings, watcher, stop)
     except ValueError as error:
         _stop(str(error), USAGE)
-    except OSError as error:
+    except (OSError, ClientError) as error:
         _stop(str(error), FAILURE)
     console.print(f"the model is in {exported}" if exported else "stopped; start it again to go on", soft_wrap=True)
 
@@ -70,6 +71,21 @@ def report(directory: Annotated[Path, typer.Argument(metavar="RUN", help="The di
             console.print(table)
     except ValueError as error:
         _stop(str(error), USAGE)
+
+
+@app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The model directory to write.")],
+) -> None:
+    """Write the model of a run's last checkpoint, under way or stopped, as a Hugging Face directory."""
+    from memjax.train.loop import export as write_model
+
+    try:
+        step = write_model(directory, target)
+    except ValueError as error:
+        _stop(str(error), USAGE)
+    Console().print(f"{target} holds the model after step {step}", soft_wrap=True)
 
 
 def _stop(message: str, code: int) -> NoReturn:

@@ -6,10 +6,11 @@ import asyncio
 import threading
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from memjax.checkpoint import hf
+from memjax.checkpoint.store import TrainStore
 from memjax.models.qwen2 import Params
 from memjax.rewards.pool import RewardPool
 from memjax.train.config import TrainConfig
@@ -24,8 +25,16 @@ from memjax.train.learner import (
     open_model,
     rollout_weights,
 )
-from memjax.train.rollouts import Sampler, TaskSource, Validator, rollout_metrics, step_metrics, write_rollouts
-from memjax.train.run import Position, Run, Stopped
+from memjax.train.rollouts import (
+    Sampler,
+    TaskSource,
+    Validator,
+    rollout_metrics,
+    step_metrics,
+    validation_tasks,
+    write_rollouts,
+)
+from memjax.train.run import Position, Run, Stopped, config_of
 from memjax.train.sft import stage_examples, supervised_batch
 from memjax.train.step import TrainState, abstract_state, init_state, place
 
@@ -46,6 +55,18 @@ def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.E
             return None
         hf.save(run.model_directory, state.params, model.config, model.tokenizer)
         return run.model_directory
+
+
+def export(run: Path, target: Path) -> int:
+    """Write the model of a run's last checkpoint as a Hugging Face directory, and say after how many steps it is."""
+    config = config_of(run)
+    model, _ = open_model(config)
+    with TrainStore(run / "checkpoints", clean=False) as store:
+        found = store.restore(abstract_state(model.config, model.options, config.optimizer), asdict(Position()))
+    if found is None:
+        raise ValueError(f"{run} holds no checkpoint yet: it has one every checkpoint.every steps")
+    hf.save(target, found[0].params, model.config, model.tokenizer)
+    return Position(**found[1]).total(config)
 
 
 def supervise(run: Run, model: Model, state: TrainState, position: Position) -> tuple[TrainState, Position]:
@@ -75,10 +96,10 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
     learner, weights = make_learner(config, model, reference), rollout_weights(model)
     agent = make_agent(config, model.tokenizer, max_chunks=config.agent.max_chunks)
     client = make_client(config, model, weights(state.params))
-    source = TaskSource(config.data, config.seed)
+    source, judged_by = TaskSource(config.data, config.seed), validation_tasks(config)
     with closing(client.scheduler), RewardPool() as pool:
         sampler = Sampler(agent, client, pool, source, config.rollout, config.seed)
-        validator = Validator(replace(agent, max_chunks=None), client, pool, config.validation, config.seed)
+        validator = Validator(replace(agent, max_chunks=None), client, pool, judged_by, config.validation, config.seed)
         sampler.check()
         client.warm_up()
         if position.step == 0:
@@ -87,8 +108,8 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
             started = time.perf_counter()
             batch = asyncio.run(sampler.collect(position.tasks, dynamic=config.objective.dynamic_sampling))
             sampled = time.perf_counter()
-            metrics, alarm = rollout_metrics(batch.attempts), None
-            if batch.attempts:
+            metrics, alarm = rollout_metrics(batch.sampled), None
+            if batch.kept:
                 state, found, alarm = learner.learn(state, batch.trajectories)
                 metrics |= found
                 asyncio.run(client.swap_weights(weights(state.params)))
@@ -101,6 +122,6 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
                 metrics |= asyncio.run(validator.run())
             if position.step % config.dump_every == 0:
                 path = config.out / "rollouts" / f"step_{position.step}.jsonl"
-                write_rollouts(path, batch.attempts, model.tokenizer.decode)
+                write_rollouts(path, batch.sampled, model.tokenizer.decode)
             run.finish_step(state, position, metrics)
     return state

@@ -16,17 +16,18 @@ from memjax.data.seeds import derive_seed, stream
 from memjax.data.tasks import read_tasks
 from memjax.rewards.answers import extract_answer
 from memjax.rewards.pool import Item, RewardPool, Score
-from memjax.rollout.client import Client
+from memjax.rollout.client import Client, ClientError
 from memjax.train.advantages import informative
-from memjax.train.config import RolloutConfig, TaskConfig, ValidationConfig
+from memjax.train.config import RolloutConfig, TaskConfig, TrainConfig, ValidationConfig
 from memjax.trajectory import SamplingParams, Task, Trajectory
 
 
 class TaskSource:
     """Tasks by number, without end: a file's come in another order in every epoch."""
 
-    def __init__(self, config: TaskConfig, seed: int = 0):
+    def __init__(self, config: TaskConfig, seed: int):
         self._tiny, self._seed = config.tiny, seed
+        self._epoch, self._order = -1, list[int]()
         self._tasks = list(read_tasks(config.path, metric=config.metric)) if config.path else []
         if config.path and not self._tasks:
             raise ValueError(f"{config.path} holds no task")
@@ -41,12 +42,20 @@ class TaskSource:
         if self._tiny:
             return self._tiny.task(number)
         epoch, place = divmod(number, len(self._tasks))
-        order = stream(self._seed, "order", epoch).sample(range(len(self._tasks)), len(self._tasks))
-        return self._tasks[order[place]]
+        if epoch != self._epoch:
+            order = stream(self._seed, "order", epoch).sample(range(len(self._tasks)), len(self._tasks))
+            self._epoch, self._order = epoch, order
+        return self._tasks[self._order[place]]
 
     def first(self, count: int) -> list[Task]:
-        """The first `count` tasks as they are written, or all if there are fewer."""
+        """The first `count` tasks in their own order, or all if there are fewer."""
         return [self._tiny.task(i) for i in range(count)] if self._tiny else self._tasks[:count]
+
+
+def validation_tasks(config: TrainConfig) -> list[Task]:
+    """The tasks that a run is judged by; none without a source."""
+    validation = config.validation
+    return TaskSource(validation.data, config.seed).first(validation.tasks) if validation.data else []
 
 
 @dataclass(frozen=True)
@@ -68,14 +77,14 @@ class Attempt:
 class Collected:
     """A rollout batch: whole groups in the order of their tasks."""
 
-    attempts: list[Attempt]
-    tasks_drawn: int  # from the training order, groups that were left out included
-    groups_dropped: int  # because their rewards were all equal
+    sampled: list[Attempt]
+    kept: list[Attempt]  # to learn from; the others are of groups whose rewards were all equal
+    tasks_drawn: int  # from the training order
 
     @property
     def trajectories(self) -> list[Trajectory]:
         """What the learner reads."""
-        return [attempt.trajectory for attempt in self.attempts]
+        return [attempt.trajectory for attempt in self.kept]
 
 
 @dataclass(frozen=True)
@@ -104,20 +113,25 @@ class Sampler:
         With `dynamic` sampling, groups without variance give way to those of the next tasks, `refills` times at most:
         near the ceiling of a task most groups have none, and a batch may stay short.
         """
+        sampled: list[Attempt] = []
         kept: list[Attempt] = []
-        drawn = dropped = 0
+        drawn = 0
         missing = self.config.groups
         for _ in range(1 + (self.config.refills if dynamic else 0)):
             numbers = range(first + drawn, first + drawn + missing)
             attempts = [a for group in await asyncio.gather(*map(self._group, numbers)) for a in group]
+            if all(attempt.trajectory.error for attempt in attempts):
+                raise ClientError(
+                    f"none of {len(attempts)} trajectories came to its end: {attempts[0].trajectory.error}"
+                )
             drawn += missing
             keep_N = _informative(attempts) if dynamic else [True] * len(attempts)
+            sampled += attempts
             kept += [attempt for attempt, keep in zip(attempts, keep_N, strict=True) if keep]
-            dropped += (len(attempts) - int(np.sum(keep_N))) // self.config.samples
             missing = self.config.groups - len(kept) // self.config.samples
             if not missing:
                 break
-        return Collected(kept, drawn, dropped)
+        return Collected(sampled, kept, drawn)
 
     async def _group(self, number: int) -> Sequence[Attempt]:
         task = replace(self.source.training(number), group=str(number))
@@ -132,6 +146,7 @@ class Validator:
     agent: MemAgent
     client: Client
     pool: RewardPool
+    tasks: Sequence[Task]
     config: ValidationConfig
     seed: int
 
@@ -140,18 +155,15 @@ class Validator:
         return step % self.config.every == 0 or step == steps
 
     async def run(self) -> dict[str, float]:
-        """Mean reward, and mean over tasks of the best of the samples; nothing without a task source."""
-        if self.config.data is None:
+        """Mean reward, and mean over tasks of the best of the samples; nothing without tasks."""
+        if not self.tasks:
             return {}
         started = time.perf_counter()
         samples = self.config.samples
         sampling = SamplingParams(temperature=self.config.temperature, top_p=self.config.top_p)
         seed = derive_seed(self.seed, "validation")
         attempts = await asyncio.gather(
-            *(
-                answer_task(self.agent, task, self.client, self.pool, sampling, samples, seed)
-                for task in TaskSource(self.config.data).first(self.config.tasks)
-            )
+            *(answer_task(self.agent, task, self.client, self.pool, sampling, samples, seed) for task in self.tasks)
         )
         rewards = np.array([[attempt.reward for attempt in group] for group in attempts])
         return {
@@ -214,11 +226,13 @@ def rollout_metrics(attempts: Sequence[Attempt]) -> dict[str, float]:
 
 def step_metrics(batch: Collected, sampling: float, learning: float) -> dict[str, float]:
     """What a step drew and how fast, given the seconds of its two halves."""
-    tokens = sum(len(c.token_ids) for t in batch.trajectories for c in t.conversations)
-    document_tokens = sum(t.counters.get("document_tokens", 0) for t in batch.trajectories)
+    sampled = [attempt.trajectory for attempt in batch.sampled]
+    tokens = sum(len(c.token_ids) for t in sampled for c in t.conversations)
+    document_tokens = sum(t.counters.get("document_tokens", 0) for t in sampled)
+    dropped = {t.group_id for t in sampled} - {t.group_id for t in batch.trajectories}
     return {
         "rollout/tasks_drawn": batch.tasks_drawn,
-        "rollout/groups_dropped": batch.groups_dropped,
+        "rollout/groups_dropped": len(dropped),
         "rollout/doc_tokens_per_s": document_tokens / sampling,
         "timing_s/gen": sampling,
         "timing_s/update_actor": learning,

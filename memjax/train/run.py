@@ -39,6 +39,14 @@ class Position:
         return sum(stage.steps for stage in config.supervised[: self.stage]) + self.step
 
 
+def config_of(out: Path) -> TrainConfig:
+    """The config that a run was last started with, where its directory is now."""
+    values = read_json(out / "config.json")
+    if values is None:
+        raise ValueError(f"{out} holds no run: give the directory that the run has as `out`")
+    return TrainConfig.model_validate({**values, "out": out})
+
+
 class Run:
     """An open run directory. Use as a context manager.
 
@@ -52,7 +60,8 @@ class Run:
         before = read_json(config.out / "config.json")
         if before is not None:
             refuse_other_run(before, config)
-        write_json(config.out / "config.json", as_json(config))
+        write_json(config.out / "config.json.partial", as_json(config))
+        (config.out / "config.json.partial").replace(config.out / "config.json")
         self._store = TrainStore(config.out / "checkpoints", config.checkpoint.keep)
         self._log = MetricsLog(config.out / "metrics.jsonl", self._store.latest or 0)
 

@@ -1,0 +1,112 @@
+"""A whole run: what it logs, leaves behind and refuses."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from memjax.checkpoint import load_model
+from memjax.metrics import MetricsLog, read_metrics
+from memjax.train.loop import train
+from memjax.train.report import curve, report
+from tests.train.tiny_run import FinishedRun, tiny_run
+
+
+def test_stages_run_in_order_and_every_step_is_logged(finished: FinishedRun) -> None:
+    assert finished.model == finished.config.out / "model"
+    assert finished.witness.steps == [("demos", 1, 2), ("demos", 2, 2), ("rl", 1, 3), ("rl", 2, 3), ("rl", 3, 3)]
+    assert [(row["stage"], row["step"]) for row in finished.rows] == [
+        ("demos", 1),
+        ("demos", 2),
+        ("rl", 2),  # validation before the first step
+        ("rl", 3),
+        ("rl", 4),
+        ("rl", 5),
+    ]
+
+
+def test_every_update_learns_something_and_rollouts_have_the_learner_s_weights(finished: FinishedRun) -> None:
+    assert not finished.witness.said, "the alarm is silent"
+    for row in finished.rows[-3:]:
+        assert row["actor/grad_norm"] > 0
+        assert 0 < row["training/rollout_logprobs_diff_max"] < 1e-4
+        assert row["rollout/compilations"] == 0
+        assert row["rollout/failed"] == row["rollout/reward_errors"] == 0
+        assert row["rollout/conversations"] == 2 * 3 * 3
+        assert row["training/skipped_steps"] == 0
+
+
+def test_validation_is_before_the_first_step_and_after_every_one(finished: FinishedRun) -> None:
+    validated = [row for row in finished.rows if "val/reward/mean@2" in row]
+    assert [row["step"] for row in validated] == [2, 3, 4, 5]
+    assert all(row["val/reward/mean@2"] <= row["val/reward/best@2"] for row in validated)
+
+
+def test_rollouts_can_be_read(finished: FinishedRun) -> None:
+    rows = [json.loads(line) for line in (finished.config.out / "rollouts" / "step_2.jsonl").read_text().splitlines()]
+    assert len(rows) == 6
+    assert all(len(row["memories"]) == 2 and row["question"].startswith("value k") for row in rows)
+
+
+def test_the_exported_model_is_the_last_checkpoint_s(finished: FinishedRun) -> None:
+    from memjax.checkpoint.store import TrainStore
+    from memjax.train.learner import open_model
+    from memjax.train.step import abstract_state
+
+    model, _ = open_model(finished.config)
+    with TrainStore(finished.config.out / "checkpoints") as store:
+        assert store.latest == 5
+        restored = store.restore(
+            abstract_state(model.config, model.options, finished.config.optimizer), {"stage": 0, "step": 0, "tasks": 0}
+        )
+    assert restored is not None
+    assert restored[1] == {"stage": 1, "step": 3, "tasks": 6}
+    exported = load_model(finished.config.out / "model").params
+    for ours, theirs in zip(jax.tree.leaves(restored[0].params), jax.tree.leaves(exported), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_a_report_has_a_table_for_each_stage(finished: FinishedRun, tmp_path: Path) -> None:
+    assert [str(table.title).partition(":")[0] for table in report(finished.config.out)] == ["demos", "rl"]
+    with pytest.raises(ValueError, match="holds no run"):
+        report(tmp_path)
+
+
+def test_a_curve_rises_from_its_lowest_to_its_highest_bar() -> None:
+    assert curve([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert curve([2, 2]) == "▁▁"
+    assert len(curve(range(1000), width=40)) == 40
+
+
+def test_more_groups_than_tasks_are_refused(finished: FinishedRun) -> None:
+    config = tiny_run(finished.config.out.parent / "refused", supervised=[], rollout={"groups": 7, "max_length": 64})
+    with pytest.raises(ValueError, match=r"rollout.groups = 7 tasks, but there are only 6"):
+        train(config)
+
+
+def test_a_window_that_a_conversation_cannot_fit_is_refused(finished: FinishedRun) -> None:
+    agent = {**finished.config.agent.model_dump(), "memory": 40}
+    config = tiny_run(finished.config.out.parent / "window", supervised=[], agent=agent)
+    with pytest.raises(ValueError, match=r"the window of rollout.max_length holds 64: lower"):
+        train(config)
+
+
+def test_another_config_in_the_same_directory_is_refused(finished: FinishedRun) -> None:
+    with pytest.raises(ValueError, match=r"holds a run with seed = 0, not 1"):
+        train(finished.config.model_copy(update={"seed": 1}), stop=threading.Event())
+
+
+def test_a_log_drops_what_will_be_made_again_and_a_line_that_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        for step in range(4):
+            log.write(step, {"x": float("nan") if step == 1 else step / 2, "stage": "rl"})
+    path.write_text(path.read_text() + '{"step": 4, "x"')
+    MetricsLog(path, step=2).close()
+    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2]
+    assert [row["x"] for row in read_metrics(path)] == [0, None, 1]

@@ -1,0 +1,104 @@
+"""A run that is killed or stopped, and started again, ends with the very parameters of one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from memjax.metrics import read_metrics
+from memjax.train.config import TrainConfig, as_json
+from memjax.train.display import Silent
+from memjax.train.loop import train
+from tests.train.tiny_run import FinishedRun, sharing_compiled, tiny_run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _compile_once(compiled: Path) -> Iterator[None]:
+    with sharing_compiled(compiled):
+        yield
+
+
+@pytest.fixture
+def runs(finished: FinishedRun) -> Path:
+    """Where the finished run and its tasks are."""
+    return finished.config.out.parent
+
+
+@pytest.fixture
+def undisturbed(finished: FinishedRun) -> bytes:
+    return weights(finished.model)
+
+
+def weights(model: Path | None) -> bytes:
+    assert model is not None
+    return (model / "model.safetensors").read_bytes()
+
+
+def start(config: TrainConfig) -> subprocess.Popen[bytes]:
+    file = config.out.with_suffix(".yaml")
+    file.write_text(json.dumps(as_json(config)))  # JSON is YAML
+    command = [sys.executable, "-m", "memjax.train", "--config", str(file)]
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def last_step(config: TrainConfig) -> int:
+    return max((row["step"] for row in read_metrics(config.out / "metrics.jsonl")), default=0)
+
+
+def test_a_killed_run_that_goes_on_ends_bit_for_bit_the_same(runs: Path, undisturbed: bytes) -> None:
+    config = tiny_run(runs / "killed", checkpoint={"every": 2})
+    process = start(config)
+    deadline = time.monotonic() + 300
+    while last_step(config) < 3 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert weights(train(config)) == undisturbed
+    steps = [row["step"] for row in read_metrics(config.out / "metrics.jsonl")]
+    assert sorted(set(steps)) == list(range(1, 6))
+    assert steps == sorted(steps)
+
+
+def test_a_run_that_is_asked_to_stop_keeps_its_state(runs: Path, undisturbed: bytes) -> None:
+    config, stop = tiny_run(runs / "stopped", checkpoint={"every": 100}), threading.Event()
+
+    class StopsInTheMiddle(Silent):
+        def step(self, stage: str, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+            if (stage, step) == ("rl", 1):
+                stop.set()
+
+    assert train(config, StopsInTheMiddle(), stop) is None
+    assert not (config.out / "model").exists()
+    assert weights(train(config)) == undisturbed
+
+
+def test_a_finished_run_started_again_changes_nothing(runs: Path, undisturbed: bytes) -> None:
+    assert weights(train(tiny_run(runs / "finished"))) == undisturbed
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_nothing(runs: Path, undisturbed: bytes) -> None:
+    config, rng = tiny_run(runs / "twenty"), random.Random(0)
+    for _ in range(20):
+        process = start(config)
+        before = last_step(config)
+        deadline = time.monotonic() + 300
+        # Up to a second after the next step was logged: within a step, a checkpoint, a validation or the export.
+        while last_step(config) <= before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(rng.random())
+        process.kill()
+        process.wait()
+    assert weights(train(config)) == undisturbed
