@@ -84,7 +84,7 @@ class PrefixStore:
     """The prefixes used last, `capacity` cache entries in all, under their weights' version and their token ids."""
 
     def __init__(self, capacity: int):
-        self._capacity = capacity
+        self._capacity, self._held = capacity, 0
         self._prefixes: OrderedDict[tuple[int, bytes], Any] = OrderedDict()
 
     def get(self, version: int, ids: np.ndarray) -> Any:
@@ -98,13 +98,17 @@ class PrefixStore:
         """Keep a prefix, and drop those longest unused that there is no room for."""
         if prefix.capacity > self._capacity:
             return
-        self._prefixes[prefix.version, ids.tobytes()] = prefix
-        while sum(kept.capacity for kept in self._prefixes.values()) > self._capacity:
-            self._prefixes.popitem(last=False)
+        key = prefix.version, ids.tobytes()
+        replaced = self._prefixes.pop(key, None)
+        self._prefixes[key] = prefix
+        self._held += prefix.capacity - (replaced.capacity if replaced else 0)
+        while self._held > self._capacity:
+            self._held -= self._prefixes.popitem(last=False)[1].capacity
 
     def clear(self) -> None:
         """Forget all of them."""
         self._prefixes.clear()
+        self._held = 0
 
 
 @dataclass(eq=False)
