@@ -21,9 +21,10 @@ from memjax.serve.errors import install_handlers
 from memjax.serve.file_store import FileStore
 from memjax.serve.gate import Gate
 from memjax.serve.jetstream_grpc import GrpcServer
-from memjax.serve.memory_api import MemoryService, file_routes, memory_routes
+from memjax.serve.memory_api import file_routes, memory_routes
 from memjax.serve.memory_chat import MemoryChat
 from memjax.serve.memory_reader import MemoryReader
+from memjax.serve.memory_service import MemoryService
 from memjax.serve.memory_store import RunStore
 from memjax.serve.metrics import Metrics, Reading
 from memjax.serve.native import native_routes

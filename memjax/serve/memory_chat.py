@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from memjax.serve.errors import ApiError
-from memjax.serve.memory_api import MemoryRequest, MemoryService
+from memjax.serve.memory_service import MAX_FILES, MemoryRequest, MemoryService
 from memjax.serve.memory_store import RunRecord
 from memjax.serve.replies import ignored_headers
 from memjax.serve.schemas import ChatRequest
@@ -58,6 +58,8 @@ class MemoryChat:
         text, files = _contents(body)
         if body.n != 1:
             raise ApiError(400, f"n: {self.name} gives one answer, got {body.n}")
+        if len(files) > MAX_FILES:
+            raise ApiError(400, f"{len(files)} files are attached, {MAX_FILES} are the most")
         document, question = _split(body)
         if not files and not document.strip():
             document, question = _split_text(text)

@@ -137,7 +137,8 @@ class MemoryReader:
         self._loop.close()
 
     async def _cancel(self, run_id: str) -> None:
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end_task(run_id), self._loop))
+        if self.is_active(run_id):
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end_task(run_id), self._loop))
 
     # -- in the reading thread
 

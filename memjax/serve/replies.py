@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from memjax.rollout.scheduler import OnToken, TokenEvent
 from memjax.serve.errors import ApiError
-from memjax.serve.schemas import Request, SamplingRequest
+from memjax.serve.schemas import Body, SamplingRequest
 from memjax.serve.service import Generation, ModelService
 from memjax.trajectory import Completion
 
@@ -79,7 +79,7 @@ def sampled_ids(completion: Completion) -> list[int]:
     return [int(token_id) for token_id in completion.token_ids]
 
 
-def ignored_headers(body: Request) -> dict[str, str]:
+def ignored_headers(body: Body) -> dict[str, str]:
     """The header that names the fields which were accepted and mean nothing here."""
     names = ",".join(quote(name[:64]) for name in body.ignored[:20])
     return {"X-Memjax-Ignored-Fields": names} if names else {}

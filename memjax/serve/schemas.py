@@ -16,7 +16,7 @@ Stop = str | Annotated[list[str], Field(max_length=16)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
 
 
-class Request(BaseModel):
+class Body(BaseModel):
     """Any request's body."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
@@ -27,7 +27,7 @@ class Request(BaseModel):
         return sorted(name for name, value in (self.model_extra or {}).items() if value not in (None, False, 0, [], {}))
 
 
-class SamplingRequest(Request):
+class SamplingRequest(Body):
     """How to draw, under OpenAI's names."""
 
     n: int = Field(1, ge=1, le=MAX_SAMPLES)
@@ -58,7 +58,7 @@ def drawable(temperature: float) -> float:
     return temperature if temperature >= _COLDEST else 0.0
 
 
-class StreamOptions(Request):
+class StreamOptions(Body):
     """What a stream holds beside its text."""
 
     include_usage: bool = False
@@ -76,7 +76,7 @@ class OpenAIRequest(SamplingRequest):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class ContentPart(Request):
+class ContentPart(Body):
     """A piece of a message: text, or a file uploaded to /v1/files."""
 
     type: str
@@ -84,7 +84,7 @@ class ContentPart(Request):
     file: dict[str, Any] | None = None
 
 
-class ChatMessage(Request):
+class ChatMessage(Body):
     """A message; "developer" is another word for "system"."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -119,14 +119,14 @@ class GenerateRequest(SamplingRequest):
     shared: int = Field(0, ge=0)  # so many leading ids come again in other requests: their prefill is kept
 
 
-class TokenizeRequest(Request):
+class TokenizeRequest(Body):
     """/tokenize: the ids of a text, or of messages in the chat template."""
 
     text: str | None = None
     messages: list[ChatMessage] | None = None
 
 
-class WeightsRequest(Request):
+class WeightsRequest(Body):
     """/admin/weights: where the weights lie that are to be run from now on."""
 
     directory: str = Field(min_length=1)

@@ -322,6 +322,23 @@ def test_a_chat_longer_than_the_window_is_read_with_the_loop(client, server, str
     wait_for(lambda: not server.parts.runs.list("public") or server.parts.reader.active == 0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"n": 2}, "one answer"),
+        ({"messages": [{"role": "user", "content": "word " * 900}]}, "no question found"),
+        ({"messages": [{"role": "system", "content": "word " * 900}]}, "no question"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "x"}}] * 101}]}, "101 files"),
+    ],
+)
+def test_a_chat_that_cannot_be_read_is_refused_in_a_sentence(server, changes, says):
+    messages = [{"role": "user", "content": f"{TEXT}\n\nWhich code?"}]
+    response = server.post("/v1/chat/completions", {"model": "memory/tiny", "messages": messages} | changes)
+    assert response.status_code == 400, response.text
+    assert says in response.json()["error"]["message"]
+
+
 def test_a_file_in_a_chat_is_read_and_a_short_chat_is_answered_at_once(client, server):
     file = client.files.create(file=("a.txt", TEXT.encode()), purpose="user_data")
     content = [{"type": "file", "file": {"file_id": file.id}}, {"type": "text", "text": "Which code?"}]

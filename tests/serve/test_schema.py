@@ -35,7 +35,7 @@ def test_no_made_up_request_is_an_error_of_the_server(short_server, api):
 
 def try_requests(cases, url: str) -> None:
     @settings(
-        max_examples=4,
+        max_examples=3,
         deadline=None,
         derandomize=True,
         database=None,
