@@ -47,7 +47,7 @@ def test_a_preset_gives_way_to_the_keys_of_the_objective() -> None:
     [
         ("rollout.group=3", r"unknown config key rollout.group .*did you mean rollout.groups"),
         ("batch.row_tokens=32", r"row_tokens \(32\) must hold the longest conversation, rollout.max_length \(64\)"),
-        ("batch.micro_batch_tokens=64", r"micro_batch_tokens is 64, less than one row of 128"),
+        ("batch.micro_batch_tokens=64", r"micro_batch_tokens is 64, less than one row of 72"),
         ("batch.optimizer_steps=1000", r"optimizer_steps \(1000\) must not exceed the trajectories of a step"),
         ("data.path=tasks.jsonl", r"exactly one of path and tiny"),
         ("objective.kl_coef=0.1", r"kl_coef needs the model before the first step as a reference"),
