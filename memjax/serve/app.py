@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -20,7 +21,6 @@ from memjax.serve.completions import completion_routes
 from memjax.serve.errors import install_handlers
 from memjax.serve.file_store import FileStore
 from memjax.serve.gate import Gate
-from memjax.serve.jetstream_grpc import GrpcServer
 from memjax.serve.memory_api import file_routes, memory_routes
 from memjax.serve.memory_chat import MemoryChat
 from memjax.serve.memory_reader import MemoryReader
@@ -31,6 +31,9 @@ from memjax.serve.native import native_routes
 from memjax.serve.operation import WeightReloader, operation_routes
 from memjax.serve.service import ModelService
 from memjax.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from memjax.serve.jetstream_grpc import GrpcServer
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +100,11 @@ def _make_parts(client: LocalClient, settings: ServeSettings, keys: Sequence[str
         runs, client, fingerprint=LocalModel(settings.model).fingerprint(), max_runs=settings.max_runs
     )
     metrics.watch([Reading("memjax_memory_runs", "Documents being read.", lambda: reader.active)])
-    grpc = None if settings.grpc_port is None else GrpcServer(service, settings.host, settings.grpc_port, keys)
+    grpc = None
+    if settings.grpc_port is not None:
+        from memjax.serve.jetstream_grpc import GrpcServer  # seconds, and JetStream, which HTTP does without
+
+        grpc = GrpcServer(service, settings.host, settings.grpc_port, keys)
     return Parts(
         service, FileStore(state_dir / "files"), runs, reader, WeightReloader(service, Path(settings.model)), grpc
     )
