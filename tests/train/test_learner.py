@@ -1,0 +1,100 @@
+"""The learner takes whole rollout batches: short ones, with a reference, and from a sampler not to be believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memjax.mesh import make_mesh
+from memjax.models.config import ModelOptions
+from memjax.models.qwen2 import Params, init_params
+from memjax.sharding import TRAIN, Layout
+from memjax.train.learner import Learner
+from memjax.train.logprobs import LogprobOptions
+from memjax.train.losses import objective_loss
+from memjax.train.mismatch import FLOAT32_LIMITS
+from memjax.train.optimizer import OptimizerConfig
+from memjax.train.packing import PackingConfig, Rows
+from memjax.train.presets import ObjectiveConfig
+from memjax.train.step import TrainState, init_state, make_scorer, make_update
+from memjax.trajectory import Trajectory
+from tests.train.train_samples import CONFIG, VOCAB, trajectories
+
+OPTIONS = ModelOptions(layout=Layout(make_mesh(devices=jax.devices()[:1]), TRAIN))
+OBJECTIVE = ObjectiveConfig(old_logprobs="learner", kl_coef=0.1)
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=0)
+LOGPROBS = LogprobOptions(vocab_size=VOCAB)
+
+
+def token_loss(*arguments: Any) -> Any:
+    return objective_loss(OBJECTIVE, *arguments)
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    return Learner(
+        objective=OBJECTIVE,
+        packing=PackingConfig(row_tokens=32, micro_batch_tokens=128, optimizer_steps=4),
+        layout=OPTIONS.layout,
+        limits=FLOAT32_LIMITS,
+        update=make_update(CONFIG, OPTIONS, LOGPROBS, OPTIMIZER, token_loss),
+        score=make_scorer(CONFIG, OPTIONS, LOGPROBS),
+        reference=weights(0),
+    )
+
+
+@cache
+def weights(seed: int) -> Params:
+    return init_params(CONFIG, OPTIONS, jax.random.key(seed))
+
+
+def fresh(seed: int = 0) -> TrainState:
+    return init_state(jax.tree.map(jnp.copy, weights(seed)), CONFIG, OPTIONS, OPTIMIZER)
+
+
+def as_sampled(learner: Learner, batch: list[Trajectory]) -> list[Trajectory]:
+    """The trajectories with the log-probabilities that the weights of `fresh()` give them."""
+
+    def scored(tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        rows = np.zeros((1, 4, 32), np.int32)
+        rows[0, 0, : len(tokens)] = tokens
+        segments, masks = np.zeros_like(rows), np.zeros(rows.shape, bool)
+        segments[0, 0, : len(tokens)], masks[0, 0, : len(tokens)] = 1, mask
+        positions = np.broadcast_to(np.arange(32, dtype=np.int32), rows.shape)
+        return np.asarray(learner.score(weights(0), Rows(rows, positions, segments, masks)))[0, 0, : len(tokens)]
+
+    return [
+        replace(t, conversations=tuple(replace(c, logprobs=scored(c.token_ids, c.loss_mask)) for c in t.conversations))
+        for t in batch
+    ]
+
+
+def test_a_batch_gives_its_updates_and_a_short_one_as_many_as_it_has_trajectories(learner: Learner) -> None:
+    state, _, _ = learner.learn(fresh(), trajectories(groups=2, size=3))
+    assert int(state.step) == 4
+    state, _, _ = learner.learn(fresh(), trajectories(groups=1, size=2))
+    assert int(state.step) == 2
+
+
+def test_the_alarm_is_silent_for_the_learner_s_own_samples_and_sounds_for_others(learner: Learner) -> None:
+    batch = trajectories()
+    state, metrics, alarm = learner.learn(fresh(), as_sampled(learner, batch))
+    assert alarm is None
+    assert metrics["training/rollout_logprobs_diff_max"] < 1e-4
+    _, metrics, alarm = learner.learn(state, as_sampled(learner, batch))
+    assert alarm is not None
+    assert "rollout and learner disagree" in alarm
+
+
+def test_the_reference_stays_where_it_is(learner: Learner) -> None:
+    before = jax.tree.map(np.array, learner.reference)
+    _, at_reference, _ = learner.learn(fresh(0), trajectories())
+    _, elsewhere, _ = learner.learn(fresh(1), trajectories())
+    assert 0 <= at_reference["actor/kl_loss"] < elsewhere["actor/kl_loss"]
+    assert all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(learner.reference)))
