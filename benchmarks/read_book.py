@@ -100,9 +100,8 @@ def summary(rows: list[dict], report: dict) -> str:
     for few, many in ((5, 20), (5, len(rows))):
         if len(rows) >= many > few:
             early, late = rows[few - 1]["peak_mib"], rows[many - 1]["peak_mib"]
-            lines.append(
-                f"peak resident memory after {few} / {many} chunks: {early:.0f} / {late:.0f} MiB ({late / early - 1:+.1%})"
-            )
+            growth = f"{early:.0f} / {late:.0f} MiB ({late / early - 1:+.1%})"
+            lines.append(f"peak resident memory after {few} / {many} chunks: {growth}")
     return "\n".join(lines)
 
 

@@ -78,9 +78,9 @@ class SamplingParams:
 class Completion:
     """What a model wrote after one prompt.
 
-    `token_ids` are the sampled ids, the end-of-sequence id included when it was drawn. `logprobs[i]` is the log softmax of
-    logits/temperature over the real vocabulary at `token_ids[i]`, before any top-k or top-p cut; greedy decoding reports
-    temperature 1. A text-only service leaves the three arrays empty. `text` ends before a stop string.
+    `token_ids` are the sampled ids, the end-of-sequence id included when it was drawn. `logprobs[i]` is the log softmax
+    of logits/temperature over the real vocabulary at `token_ids[i]`, before any top-k or top-p cut; greedy decoding
+    reports temperature 1. A text-only service leaves the three arrays empty. `text` ends before a stop string.
     `weights_version` is the version at the first sampled token.
     """
 

@@ -121,7 +121,7 @@ def _keep_compiled_programs() -> None:
     """Compile once per machine, not once per run; jax's own setting (JAX_COMPILATION_CACHE_DIR) goes first."""
     import jax
 
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # (jax adds it at run time)
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(home / "memjax" / "xla"))
 

@@ -52,11 +52,10 @@ class LocalClient:
         mesh = mesh or make_mesh(devices=jax.devices()[:1])
         platform = mesh.devices.flat[0].platform
         dtype = default_param_dtype() if dtype is None else dtype
+        # CPUs add and exponentiate in float32 whatever the weights are.
         options = ModelOptions(
             param_dtype=dtype,
-            compute_dtype=jnp.float32
-            if platform == "cpu"
-            else dtype,  # CPUs add and exponentiate in float32
+            compute_dtype=jnp.float32 if platform == "cpu" else dtype,
             scan_layers=platform != "cpu",
             layout=Layout(mesh, ROLLOUT),
         )
