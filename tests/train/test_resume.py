@@ -89,16 +89,19 @@ def test_a_finished_run_started_again_changes_nothing(runs: Path, undisturbed: b
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_moments_change_nothing(runs: Path, undisturbed: bytes) -> None:
-    config, rng = tiny_run(runs / "twenty"), random.Random(0)
+def test_twenty_kills_at_random_moments_change_nothing(runs: Path) -> None:
+    undisturbed = weights(train(tiny_run(runs / "twenty_steps", steps=22)))
+    config, rng = tiny_run(runs / "twenty_kills", steps=22), random.Random(0)
     for _ in range(20):
         process = start(config)
-        before = last_step(config)
-        deadline = time.monotonic() + 300
-        # Up to a second after the next step was logged: within a step, a checkpoint, a validation or the export.
-        while last_step(config) <= before and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(rng.random())
+        before, deadline = last_step(config), time.monotonic() + 300
+        if rng.random() < 0.2:
+            time.sleep(10 * rng.random())  # while it starts
+        else:
+            # Soon after a step was logged: in the writing of its checkpoint, or in the next step.
+            while last_step(config) <= before and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
+            time.sleep(rng.random() / 2)
         process.kill()
         process.wait()
     assert weights(train(config)) == undisturbed
