@@ -23,7 +23,7 @@ from memjax.rollout.local import LocalClient
 from memjax.sharding import ROLLOUT, TRAIN, Layout
 from memjax.tokenizer import Tokenizer
 from memjax.train.batches import make_batches
-from memjax.train.config import TINY, ComputeConfig, TrainConfig
+from memjax.train.config import TINY, TrainConfig
 from memjax.train.logprobs import LogprobOptions
 from memjax.train.losses import Batch, objective_loss
 from memjax.train.mismatch import BFLOAT16_LIMITS, FLOAT32_LIMITS, MismatchLimits, measure_mismatch, mismatch_alarm
@@ -47,7 +47,6 @@ class Model:
     config: Qwen2Config
     options: ModelOptions
     tokenizer: Tokenizer
-    compute: ComputeConfig
 
     @property
     def layout(self) -> Layout:
@@ -89,7 +88,7 @@ def open_model(config: TrainConfig) -> tuple[Model, Params]:
         layout=Layout(make_mesh(**sizes, devices=jax.devices()[:count]), TRAIN),
     )
     loaded = _fresh(config, options) if config.model == TINY else load_model(config.model, options)
-    return Model(loaded.config, options, loaded.tokenizer, compute), loaded.params
+    return Model(loaded.config, options, loaded.tokenizer), loaded.params
 
 
 def make_agent(config: TrainConfig, tokenizer: Tokenizer, *, max_chunks: int | None) -> MemAgent:
