@@ -23,7 +23,7 @@ from memjax.data.ruler import ANSWER_TOKENS
 
 def run(name: str, asked: str, arguments: list[str], folder: Path) -> None:
     out = folder / "tasks.jsonl"
-    command = [sys.executable, "-m", "memjax.data", *arguments, "--length", asked, "--out", str(out)]
+    command = [sys.executable, "-m", "memjax.data", *arguments, "--length", asked, "--out", str(out), "--force"]
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from statistics import mean
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,7 +22,15 @@ from memjax.data.lengths import parse_length
 from memjax.data.multihop import Format
 from memjax.data.ruler import ANSWER_TOKENS, QUESTIONS
 
-app = typer.Typer(help="Make and inspect task files.", no_args_is_help=True, add_completion=False)
+USAGE, FAILURE = 2, 1
+_QUESTION_FILES = ", ".join(f"--{kind} FILE for {name}" for name, kind in QUESTIONS.items())
+
+app = typer.Typer(
+    help="Make task files: RULER's tasks, and multi-hop questions in long contexts.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 class QuestionFormat(StrEnum):
@@ -42,9 +51,9 @@ class SplitName(StrEnum):
 
 Out = Annotated[Path, typer.Option(help="The task file to write (JSON lines).")]
 TokenizerName = Annotated[str, typer.Option(help="Model directory, .gguf file or hub id whose tokens are counted.")]
-Samples = Annotated[int, typer.Option(min=1, help="How many samples; RULER: of each task.")]
 Seed = Annotated[int, typer.Option(help="Every sample draws from a stream of its own under this seed.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes. The bytes do not depend on it.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the task file if there is one.")]
 _CORES = os.cpu_count() or 1
 
 
@@ -53,25 +62,35 @@ def ruler(
     out: Out,
     tokenizer: TokenizerName,
     length: Annotated[str, typer.Option(help="Most tokens of context, question and answer together: 8192, 128k, 4m.")],
-    tasks: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
-    samples: Samples = 128,
+    tasks: Annotated[
+        str | None, typer.Option(help=f"Names with commas between [default: all; {_QUESTION_FILES}]")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each task.")] = 128,
     seed: Seed = 0,
     haystack: Annotated[list[Path] | None, typer.Option(help="Essay text instead of the bundled books.")] = None,
     squad: Annotated[Path | None, typer.Option(help="SQuAD's JSON, for qa_1.")] = None,
     hotpotqa: Annotated[Path | None, typer.Option(help="HotpotQA's JSON, for qa_2.")] = None,
     workers: Workers = _CORES,
+    force: Force = False,
 ) -> None:
-    """Make RULER tasks: needles, variable tracking, word counting and questions among documents."""
-    names = list(ANSWER_TOKENS) if tasks == "all" else [name.strip() for name in tasks.split(",")]
-    files = {"qa_1": squad, "qa_2": hotpotqa}
-    questions = tuple((name, path) for name in QUESTIONS if name in names and (path := files[name]) is not None)
+    """Make RULER tasks: needles, variable tracking, word counting and questions among documents.
 
-    def make(progress: Callable[[int], None]) -> None:
-        essay = tuple(haystack or BOOKS)
-        plan = RulerPlan(tokenizer, parse_length(length), seed, essay, questions)
-        generate_ruler(plan, names, samples, out, workers=workers, progress=progress)
+    Examples:
 
-    _run(make, len(names) * samples, out, seed)
+    memjax data ruler --tasks niah_single_1,vt --length 8k --tokenizer DIR --out ruler-8k.jsonl
+
+    memjax data ruler --squad dev-v1.1.json --hotpotqa dev.json --length 128k --tokenizer DIR --out ruler-128k.jsonl
+    """
+    files = {name: path for name, path in (("qa_1", squad), ("qa_2", hotpotqa)) if path is not None}
+    with _errors_as_sentences():
+        tokens, essay = parse_length(length), tuple(haystack or BOOKS)
+        _check_files([*essay, *files.values()], out, force)
+        names = _chosen_tasks(tasks, files)
+        questions = tuple((name, path) for name, path in files.items() if name in names)
+        plan = RulerPlan(tokenizer, tokens, seed, essay, questions)
+        with _bar(len(names) * samples) as progress:
+            generate_ruler(plan, names, samples, out, workers=workers, progress=progress)
+        Console().print(_statistics(out, seed))
 
 
 @app.command()
@@ -82,20 +101,27 @@ def hotpotqa(
     length: Annotated[str | None, typer.Option(help="Most tokens of context and question: 7k, 3.5m.")] = None,
     docs: Annotated[int | None, typer.Option(min=1, help="Number of documents instead of a length.")] = None,
     format: Annotated[QuestionFormat, typer.Option(help="Whose file it is.")] = QuestionFormat.hotpotqa,
-    samples: Samples = 128,
+    samples: Annotated[int, typer.Option(min=1, help="The first so many questions of the file.")] = 128,
     seed: Seed = 0,
     split: Annotated[SplitName | None, typer.Option(help="Only one of two halves that share no paragraph.")] = None,
     eval_count: Annotated[int, typer.Option(help="Questions in the evaluation half.")] = 128,
     distractors: Annotated[list[Path] | None, typer.Option(help="More files of this format for the pool.")] = None,
     apart_from: Annotated[Path | None, typer.Option(help="Use no paragraph of this file (evaluation).")] = None,
     workers: Workers = _CORES,
+    force: Force = False,
 ) -> None:
-    """Make long contexts: a question's own paragraphs among distractors, to a number of tokens or of documents."""
-    if (length is None) == (docs is None):
-        raise typer.BadParameter("give --length or --docs, one of the two")
+    """Make long contexts: a question's own paragraphs among distractors, to a number of tokens or of documents.
 
-    def make(progress: Callable[[int], None]) -> None:
-        kind: Format = format.value
+    Examples:
+
+    memjax data hotpotqa dev.json --length 28k --tokenizer DIR --out hotpotqa-28k.jsonl
+
+    memjax data hotpotqa train.json --docs 200 --split train --tokenizer DIR --out train.jsonl
+    """
+    kind: Format = format.value
+    with _errors_as_sentences():
+        if (length is None) == (docs is None):
+            raise ValueError("give --length or --docs, one of the two")
         plan = MultihopPlan(
             tokenizer,
             seed,
@@ -108,23 +134,67 @@ def hotpotqa(
             tuple(distractors or ()),
             apart_from,
         )
-        generate_multihop(plan, samples, out, workers=workers, progress=progress)
+        _check_files([questions, *plan.distractors, *([apart_from] if apart_from else [])], out, force)
+        with _bar(samples) as progress:
+            generate_multihop(plan, samples, out, workers=workers, progress=progress)
+        Console().print(_statistics(out, seed))
 
-    _run(make, samples, out, seed)
+
+def _chosen_tasks(asked: str | None, files: Mapping[str, Path]) -> list[str]:
+    """The RULER tasks to make; those whose data set was not given are left out unless they were asked for by name."""
+    if asked is None or asked == "all":
+        left_out = [name for name in QUESTIONS if name not in files]
+        for name in left_out:
+            typer.echo(f"{name} is left out: --{QUESTIONS[name]} FILE brings it", err=True)
+        return [name for name in ANSWER_TOKENS if name not in left_out]
+    names = [name.strip() for name in asked.split(",")]
+    for name in names:
+        if name not in ANSWER_TOKENS:
+            raise ValueError(f"unknown RULER task {name!r}: choose among {', '.join(ANSWER_TOKENS)}")
+        if name in QUESTIONS and name not in files:
+            raise ValueError(f"{name} asks questions of a {QUESTIONS[name]} file: give --{QUESTIONS[name]} FILE")
+    return names
 
 
-def _run(make: Callable[[Callable[[int], None]], None], total: int, out: Path, seed: int) -> None:
-    """Make a file while a bar shows how far it is, then say what is in it; a ValueError ends with its message."""
-    console = Console(stderr=True)
+def _check_files(sources: list[Path], out: Path, force: bool) -> None:
+    """Refuse, before any work, sources that are not there and a task file that would be lost."""
+    for path in sources:
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}")
+    if out.exists() and not force:
+        raise ValueError(f"{out} exists: give another --out, or --force to replace it")
+    if not out.parent.is_dir():
+        raise ValueError(f"there is no directory {out.parent} for --out {out.name}: make it first")
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[int], None]]:
+    """Shows in a terminal how many samples are done; after an error nothing of it stays."""
     columns = (TextColumn("samples"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_interactive) as bar:
+        task = bar.add_task("", total=total)
+        try:
+            yield lambda done: bar.advance(task, done)
+        except Exception:
+            bar.live.transient = True
+            raise
+
+
+@contextmanager
+def _errors_as_sentences() -> Iterator[None]:
+    """Bad input ends with exit code 2, failure with 1; each in one sentence."""
     try:
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task("", total=total)
-            make(lambda done: bar.advance(task, done))
-    except (ValueError, OSError) as error:
-        console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from error
-    Console().print(_statistics(out, seed))
+        yield
+    except ValueError as error:
+        _stop(str(error), USAGE)
+    except (OSError, RuntimeError) as error:
+        _stop(str(error), FAILURE)
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    typer.echo(f"memjax: {message}", err=True)
+    raise typer.Exit(code)
 
 
 def _statistics(out: Path, seed: int) -> Table:

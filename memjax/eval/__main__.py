@@ -13,13 +13,13 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from memjax.eval.config import EvalConfig, load_config
-from memjax.eval.suites import SUITES
+from memjax.eval.suites import SUITES, suite_named
 from memjax.rollout.client import ClientError
 
 if TYPE_CHECKING:
     from memjax.eval.report import Run, Table
 
-_FILE_WIDTH = 160  # of a report that is not written to a terminal, which would say its own
+_FILE_WIDTH = 100  # of a report that is not written to a terminal, which would say its own
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 
 
@@ -27,7 +27,7 @@ class _SuiteFirst(TyperGroup):
     """A group in which a first word that is no command is the suite of `run`: `memjax eval ruler-hotpotqa ...`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help"):
+        if args and args[0] not in (*self.commands, "--help", "-h"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -38,6 +38,7 @@ app = typer.Typer(
     cls=_SuiteFirst,
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Measure how well a model reads long documents: `memjax eval SUITE ...` runs a suite, "
     f"`memjax eval report DIR...` compares runs.\n\nSuites:\n\n{_ABOUT}",
 )
@@ -107,22 +108,23 @@ def run(
     memjax eval ruler --tasks niah_single_1,vt --lengths 8k --url http://localhost:8000/v1 --out runs/ruler
     """
     options = {name: value for name, value in locals().items() if name != "config" and value is not None}
-    console = Console(stderr=True)
     try:
         chosen = load_config(config, _as_settings(options))
-        finished = _evaluate(chosen, console)
+        finished = _evaluate(chosen)
     except ValueError as error:
-        _stop(console, str(error), USAGE)
+        _stop(str(error), USAGE)
     except (ClientError, RuntimeError, OSError) as error:
-        _stop(console, str(error), FAILURE)
+        _stop(str(error), FAILURE)
     except KeyboardInterrupt:
-        _stop(console, "interrupted; finished samples are kept: run the same command again to go on", INTERRUPTED)
+        _stop("interrupted; finished samples are kept: run the same command again to go on", INTERRUPTED)
     failed = sum(row.error is not None for row in finished.rows.values())
+    of_smoke = chosen.suite == "smoke"
     if failed:
-        console.print(
-            f"{failed} of {len(finished.rows)} samples failed and count as wrong; run the same command to retry them",
-            soft_wrap=True,
-        )
+        verdict = "not everything works: " if of_smoke else ""
+        said = f"{failed} of {len(finished.rows)} samples failed and count as wrong; run the same command to retry them"
+        typer.echo(f"{verdict}{said}", err=True)
+    elif of_smoke:
+        typer.echo(f"everything works: all {len(finished.rows)} samples were answered, well or badly", err=True)
     if failed == len(finished.rows):
         raise typer.Exit(FAILURE)
 
@@ -150,19 +152,21 @@ def report(
             plot_accuracy(runs, plot)
         if markdown is not None:
             markdown.write_text("\n".join(table.to_markdown() for table in tables), encoding="utf-8")
-    except (ValueError, OSError) as error:
-        _stop(Console(stderr=True), str(error), USAGE)
+    except ValueError as error:
+        _stop(str(error), USAGE)
+    except OSError as error:
+        _stop(str(error), FAILURE)
     _print(tables)
 
 
-def _evaluate(config: EvalConfig, console: Console) -> Run:
+def _evaluate(config: EvalConfig) -> Run:
     """Run it under a progress display and print what came of it."""
     from memjax.eval.progress import TerminalProgress
     from memjax.eval.report import load_run
     from memjax.eval.report import report as tables_of
     from memjax.eval.session import evaluate
 
-    with TerminalProgress(console) as progress:
+    with TerminalProgress(Console(stderr=True)) as progress:
         asyncio.run(evaluate(config, progress))
     run = load_run(config.out)
     _print(tables_of([run]))
@@ -175,6 +179,7 @@ def _print(tables: Sequence[Table]) -> None:
         console = Console(width=_FILE_WIDTH)
     for table in tables:
         console.print(table.to_rich())
+        console.print()
 
 
 def _as_settings(options: dict[str, Any]) -> dict[str, Any]:
@@ -184,19 +189,22 @@ def _as_settings(options: dict[str, Any]) -> dict[str, Any]:
         if name in settings:
             settings[name] = [part.strip() for part in settings[name].split(",")]
     if "data" in settings:
-        settings["data"] = dict(_name_and_path(entry) for entry in settings["data"])
+        settings["data"] = dict(_name_and_path(entry, options.get("suite")) for entry in settings["data"])
     return settings
 
 
-def _name_and_path(entry: str) -> tuple[str, str]:
+def _name_and_path(entry: str, suite: str | None) -> tuple[str, str]:
     name, equals, path = entry.partition("=")
     if not equals:
-        raise ValueError(f"--data takes NAME=PATH, such as hotpotqa={entry}, got {entry!r}")
+        chosen = suite_named(suite) if suite else None
+        names = (*chosen.data, *chosen.optional_data) if chosen else ()
+        hint = f", such as {names[0]}={entry}" if names else ""
+        raise ValueError(f"--data takes NAME=PATH{hint}, got {entry!r}")
     return name, path
 
 
-def _stop(console: Console, message: str, code: int) -> NoReturn:
-    console.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+def _stop(message: str, code: int) -> NoReturn:
+    typer.echo(f"memjax: {message}", err=True)
     raise typer.Exit(code)
 
 

@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from memjax.agents.base import Budgets
-from memjax.eval.suites import Suite, suite_named
+from memjax.eval.suites import SUITES, Suite, suite_named
 
 AgentName = Literal["memagent", "single", "single-truncated", "no-context", "oracle"]
+
+
+_MISSING = {
+    "suite": f"no suite was named: give one of {', '.join(SUITES)}",
+    "out": "no results directory was named: give --out DIR",
+}
 
 
 def load_config(path: Path | None, given: Mapping[str, Any]) -> EvalConfig:
@@ -29,7 +35,7 @@ def load_config(path: Path | None, given: Mapping[str, Any]) -> EvalConfig:
     try:
         return EvalConfig.model_validate({**values, **given})
     except ValidationError as error:
-        raise ValueError(_sentence(error.errors()[0])) from None
+        raise ValueError(_sentence(error.errors()[0], given)) from None
 
 
 class EvalConfig(BaseModel):
@@ -74,6 +80,11 @@ class EvalConfig(BaseModel):
     """Samples at a time, per replica with `ray`."""
     ray: bool = False
     """Spread the samples over one engine replica per node of a Ray cluster."""
+
+    @field_validator("suite")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return suite_named(name).name
 
     @model_validator(mode="after")
     def _consistent(self) -> EvalConfig:
@@ -122,15 +133,16 @@ class EvalConfig(BaseModel):
         return fields
 
 
-def _sentence(error: Any) -> str:
-    """What one pydantic error says, in terms of the key that a person wrote."""
+def _sentence(error: Any, given: Mapping[str, Any]) -> str:
+    """What one pydantic error says, in terms of the option or the key that a person wrote."""
     key = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, EvalConfig.model_fields, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f" (keys: {', '.join(EvalConfig.model_fields)})"
         return f"there is no key {key!r} in an evaluation{hint}"
     if error["type"] == "missing":
-        return f"{key} is missing: give it in the file or as an option"
+        return _MISSING[key]
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    return f"{key} is {error['input']!r}: {error['msg']}"
+    name = f"--{key.replace('_', '-')}" if key in given else key
+    return f"{name} is {error['input']!r}: {error['msg']}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -28,6 +29,7 @@ class TerminalProgress:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
+            disable=not console.is_interactive,
         )
         self._all = self._bars.add_task("all", total=None, state="loading")
         self._cells: dict[str, _CellState] = {}
@@ -36,7 +38,11 @@ class TerminalProgress:
         self._bars.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # A bar above an error would look as if something still went on; an interrupted run may show how far it came.
+        self._bars.live.transient = isinstance(error, Exception)
         self._bars.stop()
 
     def say(self, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from memjax.eval.suites import SUITES
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+_HEAD_WIDTH = 7  # characters of a line in a printed column's head: most values are as short
 _LOSS: Mapping[Stage, str] = {"capture": "not captured", "retention": "dropped"}
 
 
@@ -37,14 +39,27 @@ class Table:
         return f"### {self.title}\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def to_rich(self) -> RichTable:
-        """The table for a terminal."""
+        """The table for a terminal, kept narrow: a first column that never changes becomes part of the title."""
+        from rich.box import SIMPLE_HEAD
+        from rich.markup import escape
         from rich.table import Table as Terminal
 
-        table = Terminal(title=self.title, caption=self.note or None, title_justify="left", caption_justify="left")
-        for number, column in enumerate(self.header):
-            table.add_column(column, justify="left" if number < 2 else "right", overflow="fold", no_wrap=number < 2)
+        firsts = {row[0] for row in self.rows}
+        skip = 1 if len(firsts) == 1 else 0
+        title = f"{self.title}: {firsts.pop()}" if skip else self.title
+        table = Terminal(
+            title=escape(title),
+            caption=escape(self.note) or None,
+            box=SIMPLE_HEAD,
+            collapse_padding=True,
+            pad_edge=False,
+        )
+        table.title_justify = table.caption_justify = "left"
+        for number, column in enumerate(self.header[skip:], skip):
+            head = escape("\n".join(textwrap.wrap(column, _HEAD_WIDTH, break_long_words=False)))
+            table.add_column(head, justify="left" if number < 2 else "right", overflow="fold", no_wrap=number < 2)
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row[skip:]))
         return table
 
 
@@ -150,11 +165,12 @@ def cost_table(runs: Sequence[Run]) -> Table:
 
 
 def diagnosis_table(runs: Sequence[Run]) -> Table:
-    """Where evidence went, per run and cell."""
+    """Where evidence went, per run and cell; without rows where none was lost."""
     lines = []
+    lost = any(fate.stage != "kept" for run in runs for row in run.rows.values() for fate in row.fates)
     for run, cell, rows in _every_cell(runs):
         fates = [fate for row in rows for fate in row.fates]
-        if not fates:
+        if not fates or not lost:
             continue
         stages = Counter(fate.stage for fate in fates)
         rates = counters(fates)

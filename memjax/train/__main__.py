@@ -19,7 +19,7 @@ class _RunFirst(TyperGroup):
     """A group in which a first word that is no command is an argument of `run`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help"):
+        if args and args[0] not in (*self.commands, "--help", "-h"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -28,6 +28,7 @@ app = typer.Typer(
     cls=_RunFirst,
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Train a memory agent: `--config FILE.yaml key=value ...` runs or goes on, `report DIR` shows a run.",
 )
@@ -38,7 +39,14 @@ def run(
     config: Annotated[Path, typer.Option(help="YAML file of the run.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Go over the file.")] = None,
 ) -> None:
-    """Train as the config says. Started again, a run that stopped goes on; SIGTERM stops it with its state kept."""
+    """Train as the config says. Started again, a run that stopped goes on; SIGTERM stops it with its state kept.
+
+    Examples:
+
+    memjax train run --config configs/train/tiny.yaml
+
+    memjax train run --config configs/train/tiny.yaml steps=200
+    """
     from memjax.rollout.client import ClientError
     from memjax.train.config import read_config
     from memjax.train.display import TerminalWatcher
@@ -60,7 +68,12 @@ def run(
 
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")]) -> None:
-    """Draw the curves of a run."""
+    """Draw the curves of a run.
+
+    Example:
+
+    memjax train report runs/tiny
+    """
     from memjax.train.report import report as tables_of
 
     console = Console()
@@ -78,18 +91,25 @@ def export(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The model directory to write.")],
 ) -> None:
-    """Write the model of a run's last checkpoint, under way or stopped, as a Hugging Face directory."""
+    """Write the model of a run's last checkpoint, under way or stopped, as a Hugging Face directory.
+
+    Example:
+
+    memjax train export runs/tiny models/tiny
+    """
     from memjax.train.loop import export as write_model
 
     try:
         step = write_model(directory, target)
     except ValueError as error:
         _stop(str(error), USAGE)
+    except OSError as error:
+        _stop(str(error), FAILURE)
     Console().print(f"{target} holds the model after step {step}", soft_wrap=True)
 
 
 def _stop(message: str, code: int) -> NoReturn:
-    Console(stderr=True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    typer.echo(f"memjax: {message}", err=True)
     raise typer.Exit(code)
 
 

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from memjax.data.__main__ import app
+from memjax.data.ruler import ANSWER_TOKENS
 from memjax.data.tasks import read_tasks
 from memjax.tokenizer import Tokenizer
 from tests.data.multihop_data import HOTPOTQA, SQUAD
@@ -81,7 +82,8 @@ def test_contexts_of_a_split_use_the_paragraphs_of_that_split_only(tokenizer, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("ruler", "--length", "4k", "--tasks", "qa_1"), "qa_1 asks questions of a squad file"),
+        (("ruler", "--length", "4k", "--tasks", "qa_1"), "qa_1 asks questions of a squad file: give --squad FILE"),
+        (("ruler", "--length", "4k", "--tasks", "vt2"), "unknown RULER task 'vt2'"),
         (("ruler", "--length", "4x", "--tasks", "vt"), "a length is a number of tokens"),
         (("ruler", "--length", "4k", "--tasks", "niah_single_2", "--haystack", "missing.txt"), "missing.txt"),
         (("hotpotqa", HOTPOTQA, "--docs", 50, "--samples", 41), "41 samples were asked for"),
@@ -95,10 +97,45 @@ def test_contexts_of_a_split_use_the_paragraphs_of_that_split_only(tokenizer, tm
 def test_what_cannot_be_made_leaves_a_message_and_no_file(tokenizer, tmp_path, arguments, message):
     out = tmp_path / "out.jsonl"
     result = run(*arguments, "--out", out, "--tokenizer", tokenizer, "--workers", 1)
-    assert result.exit_code != 0
-    assert message in " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2
+    assert result.stderr.startswith("memjax: ")  # nothing of a progress bar above it
+    assert message in result.stderr
     assert not out.exists()
     assert not list(tmp_path.glob("*.part*"))
+
+
+def test_all_tasks_are_those_whose_data_was_given(tokenizer, tmp_path):
+    arguments = ("--tokenizer", tokenizer, "--length", "4k", "--samples", 1, "--workers", 1, "--hotpotqa", HOTPOTQA)
+    result = run("ruler", "--out", tmp_path / "out.jsonl", *arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("qa_1 is left out: --squad FILE brings it\n")
+    made = {task.extra["task"] for task in read_tasks(tmp_path / "out.jsonl")}
+    assert made == set(ANSWER_TOKENS) - {"qa_1"}
+
+
+def test_a_task_file_is_replaced_only_with_force(tokenizer, tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious")
+    arguments = ("--tokenizer", tokenizer, "--length", "1k", "--tasks", "vt", "--samples", 1, "--workers", 1)
+    refused = run("ruler", "--out", out, *arguments)
+    assert refused.exit_code == 2
+    assert refused.stderr == f"memjax: {out} exists: give another --out, or --force to replace it\n"
+    assert out.read_text() == "precious"
+    assert run("ruler", "--out", out, *arguments, "--force").exit_code == 0
+    assert len(list(read_tasks(out))) == 1
+
+
+def test_a_tokenizer_that_is_not_there_is_bad_input(tmp_path):
+    result = run("ruler", "--out", tmp_path / "o", "--tokenizer", tmp_path / "no", "--length", "1k", "--tasks", "vt")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("memjax: ")
+
+
+@pytest.mark.parametrize("command", ["ruler", "hotpotqa"])
+def test_help_has_examples(command):
+    result = run(command, "-h")
+    assert result.exit_code == 0
+    assert f"memjax data {command} " in result.output
 
 
 def test_workers_end_when_the_run_is_killed(tokenizer, tmp_path):

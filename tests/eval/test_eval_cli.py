@@ -137,13 +137,16 @@ def test_a_directory_made_with_other_budgets_is_refused(tmp_path, tasks):
     ("arguments", "message"),
     [
         (["smoky", "--out", "o"], "there is no suite 'smoky'; did you mean smoke?"),
-        (["smoke"], "out is missing"),
+        (["smoke"], "no results directory was named: give --out DIR"),
+        (["smoky"], "there is no suite 'smoky'"),
+        (["--out", "o"], "no suite was named"),
         (["smoke", "--out", "o", "--tasks", "vt,cwe"], "smoke has no task 'cwe'"),
         (["ruler-hotpotqa", "--out", "o"], "ruler-hotpotqa needs a file: give --data hotpotqa=PATH"),
-        (["ruler-hotpotqa", "--out", "o", "--data", "dev.json"], "--data takes NAME=PATH"),
+        (["ruler-hotpotqa", "--out", "o", "--data", "dev.json"], "such as hotpotqa=dev.json, got"),
+        (["file", "--out", "o", "--data", "r.jsonl"], "such as tasks=r.jsonl, got 'r.jsonl'"),
         (["ruler", "--out", "o", "--data", "squat=x"], "ruler has no use for data 'squat'; it takes squad, hotpotqa"),
         (["hotpotqa", "--out", "o", "--data", "hotpotqa=x", "--lengths", "7k"], "leave --lengths out"),
-        (["smoke", "--out", "o", "--samples", "0"], "samples is 0"),
+        (["smoke", "--out", "o", "--samples", "0"], "--samples is 0"),
         (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read as YAML"),
         (["smoke", "--out", "o"], "no model given: --model takes"),
         (["report", "nowhere"], "nowhere has no config.json"),
@@ -154,8 +157,9 @@ def test_bad_usage_ends_with_one_sentence_and_code_2(tmp_path, monkeypatch, argu
     monkeypatch.delenv("URL", raising=False)
     result = invoke(*arguments)
     assert result.exit_code == 2
-    assert message in result.output
-    assert "Traceback" not in result.output
+    assert result.stderr.startswith("memjax: ")  # nothing of a progress bar above it
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -217,8 +221,20 @@ def test_every_config_file_loads_and_starts_with_its_command(file):
     assert load_config(file, {"out": "runs/x"}).chosen
 
 
-def test_help_names_the_suites():
-    result = invoke("--help")
+def test_smoke_says_whether_everything_worked_however_low_the_score(tmp_path):
+    with serving(lambda prompt, params: "no idea") as service:
+        works = invoke("smoke", "--url", service.url, "--samples", 1, "--out", tmp_path / "works")
+        service.status = lambda call: 401
+        fails = invoke("smoke", "--url", service.url, "--samples", 1, "--out", tmp_path / "fails")
+    assert works.exit_code == 0
+    assert works.stderr.splitlines()[-1] == "everything works: all 2 samples were answered, well or badly"
+    assert max(map(len, works.stdout.splitlines())) <= 100
+    assert fails.stderr.splitlines()[-1].startswith("not everything works: 2 of 2 samples failed")
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_names_the_suites(option):
+    result = invoke(option)
     assert result.exit_code == 0
     for name in ("ruler-hotpotqa", "longbench-qa", "smoke", "report"):
         assert name in result.output

@@ -1,4 +1,7 @@
+import io
+
 import pytest
+from rich.console import Console
 
 from memjax.eval.diagnosis import Fate
 from memjax.eval.plot import curve, plot_accuracy
@@ -66,6 +69,29 @@ def test_a_report_shows_cost_losses_and_published_rows(tmp_path):
     assert published["RL-MemAgent-7B"][0] == "82.03"
     assert published["QwenLong-L1-32B"][-1] == ""  # not run at 3.5M
     assert "2507.02259" in tables["Published"].note
+
+
+def test_where_evidence_was_lost_is_left_out_when_none_was(tmp_path):
+    kept = Fate("code", "kept", (0,), 0, None, 7, 0)
+    tables = report([write(tmp_path / "mine", {SHORT: [1.0]}, memories=("m",), fates=(kept,))])
+    assert [table.title for table in tables] == ["Scores", "Cost", "Published"]
+
+
+def test_printed_tables_of_one_run_fit_100_columns(tmp_path):
+    fates = [Fate("code", stage, (0,), 0, 7, 7, 1) for stage in ("capture", "retention")]
+    changes = {"document_tokens": 896_000_000, "prompt_tokens": 950_000, "seconds": 99_999.0, "fates": tuple(fates)}
+    directory = tmp_path / "memagent-14b"
+    console = Console(width=200, file=io.StringIO())
+    for table in report([write(directory, {SHORT: [0.0] * 128, LONG: [1.0]}, memories=("m",) * 8, **changes)]):
+        measured = table.to_rich().__rich_measure__(console, console.options)
+        assert measured.minimum <= 100, table.title  # no word is broken
+
+
+def test_a_run_named_in_brackets_is_printed_as_it_is(tmp_path):
+    console = Console(width=100, file=io.StringIO())
+    console.print(Table("Scores", ("run", "cell"), (("[red]", "[b] with enough words for the title"),)).to_rich())
+    assert "Scores: [red]" in console.file.getvalue()
+    assert "[b]" in console.file.getvalue()
 
 
 def test_tables_become_markdown():
