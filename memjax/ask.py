@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from memjax import __version__
 from memjax.agents.base import AgentTokenizer, Budgets, Turn, generation_counters
@@ -48,7 +48,7 @@ class AskSettings(BaseModel):
     top_p: float = 1.0
     seed: int = 0
     dtype: str | None = None
-    slots: int | None = None
+    slots: int | None = Field(default=None, ge=1)
 
     @property
     def budgets(self) -> Budgets:
@@ -141,12 +141,20 @@ def load_state(path: Path) -> AskState:
         return AskState.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no state file {path} to resume from") from None
-    except (ValidationError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no state file of memjax ask, or a damaged one ({_first_line(error)})") from None
+    except (ValidationError, UnicodeDecodeError):
+        raise ValueError(f"{path} is no state file of memjax ask, or a damaged one: start without --resume") from None
 
 
-def check_same(path: Path, state: AskState, now: dict[str, JsonValue]) -> None:
-    """ValueError, naming the fields, where a resumed reading would differ from the one that was begun."""
+def check_same(path: Path, state: AskState, now: dict[str, JsonValue], files: Sequence[str]) -> None:
+    """ValueError, naming what differs, where reading `files` on would not be the reading that was begun."""
+    if state.identity.get("document") != now.get("document"):
+        begun = _named(state.settings.files)
+        told = (
+            f"{begun} has changed since it was read ({path}): restore it"
+            if tuple(files) == state.settings.files
+            else f"{path} is a reading of {begun}, and {_named(files)} is another text: name the one it began with"
+        )
+        raise ValueError(f"{told}, or start without --resume")
     changed = [name for name in state.identity | now if state.identity.get(name) != now.get(name)]
     if changed:
         listed = "; ".join(
@@ -284,5 +292,5 @@ def _short(value: JsonValue) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+def _named(files: Sequence[str]) -> str:
+    return ", ".join("standard input" if name == "-" else Path(name).name for name in files)

@@ -18,22 +18,32 @@ from memjax.ask import Step
 class AskDisplay:
     """Progress on standard error: a bar on a terminal, lines elsewhere; with `show_memory` every memory as well."""
 
-    def __init__(self, console: Console, *, chunk_tokens: int, show_memory: bool) -> None:
+    def __init__(self, console: Console, *, chunk_tokens: int, show_memory: bool, compiles: bool) -> None:
+        """`compiles`: the first chunk takes longer, because the model's programs are compiled for it."""
         self._console = console
         self._chunk_tokens = chunk_tokens
         self._show_memory = show_memory
-        self._started = time.perf_counter()
-        self._tokens = 0  # read by this run: a resumed one starts in the middle
+        self._begin = "reading; the first chunk also compiles" if compiles else "reading"
+        self._first_done: float | None = None  # the rate counts from here: what comes before is start-up
+        self._tokens = 0  # read since then
         self._progress = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), console=console, transient=True
         )
-        self._task = self._progress.add_task("reading the first chunk", total=None)
+        self._task = self._progress.add_task(self._begin, total=None)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Say what is done inside."""
+        if not self._console.is_terminal:
+            self._console.print(what, highlight=False, soft_wrap=True)
+        with self._console.status(what):
+            yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Show progress inside."""
-        self._started = time.perf_counter()
         if not self._console.is_terminal:
+            self._console.print(self._begin)
             yield
             return
         with self._progress:
@@ -43,7 +53,6 @@ class AskDisplay:
         """Show one step."""
         if step.chunk is None:
             return
-        self._tokens += len(step.chunk.ids)
         line = self._line(step)
         if self._console.is_terminal:
             done, total = step.state.document_tokens, step.chunk.document_tokens
@@ -56,13 +65,26 @@ class AskDisplay:
     def _line(self, step: Step) -> str:
         assert step.chunk is not None
         done, total = step.state.document_tokens, step.chunk.document_tokens
-        rate = self._tokens / max(time.perf_counter() - self._started, 1e-9)
         number = step.chunk.index + 1
         chunks = number + -(-(total - done) // self._chunk_tokens)
+        parts = [f"chunk {number} of {'' if done == total else 'about '}{chunks}"]
+        rate = self._rate(len(step.chunk.ids))
+        if rate is not None:
+            parts.append(f"{rate:.0f} tokens/s")
         if done == total:
-            return f"chunk {number} of {chunks}, {rate:.0f} tokens/s, answering"
-        left = timedelta(seconds=round((total - done) / max(rate, 1e-9)))
-        return f"chunk {number} of about {chunks}, {rate:.0f} tokens/s, {left} left"
+            parts.append("answering")
+        elif rate is not None:
+            parts.append(f"{timedelta(seconds=round((total - done) / rate))} left")
+        return ", ".join(parts)
+
+    def _rate(self, tokens: int) -> float | None:
+        """Tokens per second with the chunk just read; None at the first, whose time is also that of starting up."""
+        now = time.perf_counter()
+        if self._first_done is None:
+            self._first_done = now
+            return None
+        self._tokens += tokens
+        return self._tokens / max(now - self._first_done, 1e-9)
 
     def _print_memories(self, step: Step) -> None:
         assert step.chunk is not None

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 from rich.console import Console
 
 from memjax.agents.memagent import MemAgent, Reading
@@ -34,11 +34,11 @@ from memjax.ask import (
     trace_records,
 )
 from memjax.ask_display import AskDisplay
-from memjax.data.documents import Document, open_document
+from memjax.data.documents import Document, inspected, open_document
 from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.rewards.answers import extract_answer
 from memjax.rollout.client import Client
-from memjax.rollout.connect import ModelChoice, Service, choose_model, load_tokenizer, open_client
+from memjax.rollout.connect import LocalModel, ModelChoice, Service, choose_model, load_tokenizer, open_client
 from memjax.tokenizer import Tokenizer
 
 
@@ -79,13 +79,15 @@ def read(given: Mapping[str, Any], path: Path, output: Output, *, resume: bool =
     before = load_state(path) if resume else None
     settings = _settings(given, before)
     if before is not None and before.answers is not None:
-        check_same(path, before, before.identity | compared_settings(settings))
+        check_same(path, before, _identity_as_far_as_known(before, settings, given), settings.files)
+        console.print(f"{path} is a finished reading: this is its answer.", style="dim", soft_wrap=True)
         return before
-    with _spool(path, kept=resume) as spool, _resume_hint(path, console):
+    with _spool(path, kept=resume) as spool:
         document = open_document(settings.files, spool, keep_spool=resume)
         chosen = {name for name, value in given.items() if resume or value is not None}
         session = prepare(settings, chosen, document, path, before, console)
-        finished = _run(session, console, output)
+        with _kept_or_removed(path, resumed=resume):
+            finished = _run(session, console, output)
     _print_notes(finished, console)
     return finished
 
@@ -103,8 +105,6 @@ def prepare(
     if isinstance(choice, Service):
         settings = settings.model_copy(update={"url": choice.url, "model": choice.model})
     tokenizer = load_tokenizer(choice, settings.tokenizer)
-    if isinstance(tokenizer, EstimatedTokenizer):
-        console.print("Tokens are estimated, rather too many than too few; --tokenizer makes them exact.", style="dim")
     window = choice.trained_window()
     asked, settings = settings, fitted(settings, chosen, tokenizer, window)
     if settings != asked:
@@ -129,9 +129,23 @@ def prepare(
         digest = agent.prompts.digest
     now = identity(settings, document, digest, choice.fingerprint())
     if before is not None:
-        check_same(path, before, now)
+        check_same(path, before, now, settings.files)
     state = before or AskState(settings=settings, identity=now, readings=readings)
     return Session(settings, document, choice, tokenizer, agent, state, path, length)
+
+
+def _identity_as_far_as_known(
+    before: AskState, settings: AskSettings, given: Mapping[str, Any]
+) -> dict[str, JsonValue]:
+    """What a finished reading would be now; a document or model that is gone counts as unchanged."""
+    now = before.identity | compared_settings(settings)
+    if all(Path(name).is_file() for name in settings.files):
+        now["document"] = Document(tuple(inspected(Path(name), name) for name in settings.files)).fingerprint
+    if settings.model and settings.url is None and Path(settings.model).exists():
+        now["model"] = LocalModel(settings.model).fingerprint()
+    elif given.get("model"):
+        now["model"] = settings.model
+    return now
 
 
 def _settings(given: Mapping[str, Any], before: AskState | None) -> AskSettings:
@@ -185,18 +199,29 @@ def _spool(path: Path, *, kept: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def _resume_hint(path: Path, console: Console) -> Iterator[None]:
+def _kept_or_removed(path: Path, *, resumed: bool) -> Iterator[None]:
+    """A reading that breaks off says how to go on; one that broke off before its first chunk leaves no state."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if path.exists():
-            console.print(f"What was read is kept. Go on with: memjax ask --resume {path}", soft_wrap=True)
+            if load_state(path).chunks_read:
+                error.add_note(f"memjax: what was read is kept. Go on with: memjax ask --resume {path}")
+            elif not resumed:
+                path.unlink()
         raise
 
 
 def _run(session: Session, console: Console, output: Output) -> AskState:
-    display = AskDisplay(console, chunk_tokens=session.settings.chunk_tokens, show_memory=output.show_memory)
-    with console.status(f"loading {session.choice.model}"):
+    local = isinstance(session.choice, LocalModel)
+    display = AskDisplay(
+        console, chunk_tokens=session.settings.chunk_tokens, show_memory=output.show_memory, compiles=local
+    )
+    if isinstance(session.tokenizer, EstimatedTokenizer):
+        console.print("No --tokenizer: tokens are estimated on the high side.", style="dim")
+    if output.show_memory and isinstance(session.agent, SingleAgent):
+        console.print("--agent single has no memory: --show-memory shows nothing.", style="dim")
+    with display.waiting(f"loading {session.choice.model}" if local else f"asking {session.choice.model}"):
         client = open_client(
             session.choice,
             session.tokenizer,
@@ -232,12 +257,24 @@ async def _read(session: Session, client: Client, on_step: OnStep) -> AskState:
 
 
 def _print_notes(state: AskState, console: Console) -> None:
+    tokens, read = state.document_tokens, _counted(state.chunks_read, "chunk", "chunks")
+    console.print(
+        f"{tokens} document tokens in {read if state.readings else 'one piece'}, {state.seconds:.1f} s, "
+        f"{tokens / max(state.seconds, 1e-9):.0f} tokens/s.",
+        style="dim",
+        highlight=False,
+    )
     cut = sum(reading.truncated_memories for reading in state.readings)
     if cut:
         console.print(
-            f"{cut} memories ended at the budget of {state.settings.memory_tokens} tokens; --memory-tokens raises it.",
+            f"{_counted(cut, 'memory', 'memories')} ended at the budget of {state.settings.memory_tokens} tokens; "
+            f"--memory-tokens raises it.",
             style="dim",
         )
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
 
 
 def _print_answers(state: AskState, path: Path, output: Output) -> None:
@@ -252,6 +289,8 @@ def _print_answers(state: AskState, path: Path, output: Output) -> None:
 
 QUICKSTART_QUESTION = "What is the code of the lamp room door?"
 QUICKSTART_ANSWER = "7093"
+_EXPECTED = "as expected"
+_NOT_EXPECTED = "not the expected answer: a small model that was not trained to keep a memory often fails here"
 
 
 def run_quickstart(model: str | None, url: str | None, tokenizer: str | None) -> None:
@@ -271,7 +310,9 @@ def run_quickstart(model: str | None, url: str | None, tokenizer: str | None) ->
     print(f"Question: {QUICKSTART_QUESTION}", flush=True)
     state = read(given, _default_state_path().with_name("quickstart.json"), Output(show_memory=True))
     (reply,) = state.answers or ("",)
-    print(f"Answer:   {extract_answer(reply)}\nExpected: {QUICKSTART_ANSWER}")
+    answer = extract_answer(reply)
+    print(f"Answer:   {answer or '(the reply was empty)'}\nExpected: {QUICKSTART_ANSWER}")
+    print("Result:   " + (_EXPECTED if QUICKSTART_ANSWER in answer else _NOT_EXPECTED))
 
 
 def run_convert(source: str, target: Path, dtype: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -58,8 +60,20 @@ TokenizerOption = Annotated[
 
 def _budget(name: str, default: int, text: str) -> Any:
     return typer.Option(
-        name, metavar="N", help=f"{text} [default: {default}]", show_default=False, rich_help_panel="Budgets (tokens)"
+        name,
+        metavar="N",
+        parser=_whole_number,
+        help=f"{text} [default: {default}]",
+        show_default=False,
+        rich_help_panel="Budgets (tokens)",
     )
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no whole number") from None
 
 
 @app.command()
@@ -170,6 +184,8 @@ def ask(
     The model reads the text chunk by chunk, rewriting a short memory, and answers from the memory. The answer goes to
     standard output, progress to standard error.
 
+    Examples:
+
         memjax ask "Who is the killer?" book.txt --model ~/models/Qwen2.5-7B-Instruct
 
         memjax ask "What changed?" -q "Who approved it?" minutes.pdf notes.md -m model.gguf --layout chunk_first
@@ -178,7 +194,7 @@ def ask(
 
         memjax ask --resume ~/.local/state/memjax/ask/20260102-030405-678.json
     """
-    with errors_as_sentences(debug):
+    with _termination_as_interrupt(), errors_as_sentences(debug):
         from memjax.ask_session import Output, run_ask
 
         given = {
@@ -202,6 +218,10 @@ def ask(
         questions = [question] if question is not None else []
         if more_questions and question is not None and _names_a_file(question):
             given["files"], questions = [question, *(files or [])], []  # ask -q Q1 -q Q2 FILE
+        elif question is not None and files and _names_a_file(question) and not any(map(_names_a_file, files)):
+            raise ValueError(
+                f'there is no file {files[0]}: the question comes first, memjax ask "{files[0]}" {question}'
+            )
         given["questions"] = [*questions, *(more_questions or [])] or None
         run_ask(given, state, resume, Output(json=json_output, show_memory=show_memory, trace=trace))
 
@@ -215,11 +235,13 @@ def quickstart(
 ) -> None:
     """Read a small bundled text in several chunks, and print the answer beside the expected one.
 
-    memjax quickstart --model Qwen/Qwen2.5-0.5B-Instruct
+    Examples:
 
-    URL=http://localhost:8000/v1 API_KEY=... memjax quickstart --model my-model
+        memjax quickstart --model Qwen/Qwen2.5-0.5B-Instruct
+
+        URL=http://localhost:8000/v1 API_KEY=... memjax quickstart --model my-model
     """
-    with errors_as_sentences(debug):
+    with _termination_as_interrupt(), errors_as_sentences(debug):
         from memjax.ask_session import run_quickstart
 
         run_quickstart(model, url, tokenizer)
@@ -227,7 +249,16 @@ def quickstart(
 
 @app.command()
 def serve(
-    model: Model = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="DIR|FILE.gguf|HF_ID",
+            help="A directory in Hugging Face's layout, a .gguf file, or a hub id.",
+            show_default=False,
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE.yaml", help="Settings; what is typed goes over them.")
     ] = None,
@@ -251,7 +282,9 @@ def serve(
 ) -> None:
     """Serve a model: OpenAI's interface, and questions about documents of any length.
 
-    memjax serve --model ~/models/Qwen2.5-7B-Instruct --port 8000
+    Example:
+
+        memjax serve --model ~/models/Qwen2.5-7B-Instruct --port 8000
     """
     with errors_as_sentences(debug):
         import os
@@ -287,7 +320,9 @@ def convert(
 ) -> None:
     """Write a model as a Hugging Face directory, which transformers and vLLM load.
 
-    memjax convert model-q4_k_m.gguf ./model-hf
+    Example:
+
+        memjax convert model-q4_k_m.gguf ./model-hf
     """
     with errors_as_sentences(debug):
         from memjax.ask_session import run_convert
@@ -336,9 +371,11 @@ def errors_as_sentences(debug: bool) -> Iterator[None]:
 
     try:
         yield
-    except typer.Exit:
+        sys.stdout.flush()
+    except (typer.Exit, BrokenPipeError):  # Typer ends quietly where the reader of a pipe is gone
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        _print_notes(stop)
         raise typer.Exit(130) from None
     except Exception as error:  # the boundary to the person at the terminal
         if debug:
@@ -346,7 +383,37 @@ def errors_as_sentences(debug: bool) -> Iterator[None]:
         expected = isinstance(error, ValueError | ClientError | OSError)
         said = str(error) if expected else f"{type(error).__name__}: {error} (an error of memjax; --debug shows where)"
         typer.echo(f"memjax: {said}", err=True)
+        _print_notes(error)
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
+
+
+def _print_notes(error: BaseException) -> None:
+    for note in getattr(error, "__notes__", ()):
+        if note.startswith("memjax:"):  # jax adds notes of its own
+            typer.echo(note, err=True)
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends what is inside as Ctrl-C does, but for the exit code, 143."""
+    terminated = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal terminated
+        terminated = True
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell script's background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except typer.Exit:
+        if terminated:
+            raise typer.Exit(128 + signal.SIGTERM) from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _names_a_file(text: str) -> bool:

@@ -50,8 +50,10 @@ def read_gguf(path: str | Path) -> GGUFFile:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).read()
-    except (struct.error, IndexError, UnicodeDecodeError, OverflowError, KeyError) as error:
-        raise ValueError(f"{path} is not a whole GGUF file ({error}); download it again") from error
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"{path} is not a whole GGUF file: it ends in the middle; download it again") from error
+    except (UnicodeDecodeError, OverflowError, KeyError) as error:
+        raise ValueError(f"{path} is a damaged GGUF file: download it again") from error
     except ValueError as error:  # mmap's word for an empty file is not ours
         if path.stat().st_size == 0:
             raise ValueError(f"{path} is empty; download it again") from error
@@ -115,6 +117,8 @@ class _Reader:
         name = self.string()
         dim_count = self.scalar("I")
         if dim_count > _MOST_DIMS:
-            raise IndexError(f"tensor {name!r} declares {dim_count} dimensions")
+            raise ValueError(
+                f"{self.path} is a damaged GGUF file: {name!r} has {dim_count} dimensions; download it again"
+            )
         dims = [self.scalar("Q") for _ in range(dim_count)]
         return TensorInfo(name, tuple(reversed(dims)), self.scalar("I"), self.scalar("Q"))

@@ -2,17 +2,21 @@
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from memjax.ask import load_state
+from memjax.ask_display import AskDisplay
 from memjax.cli import app
 from memjax.rollout.fake import NeedleReader
 from tests.eval.stub_service import serving
@@ -49,7 +53,20 @@ def test_the_answer_alone_goes_to_standard_output(document):
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "4711\n"
     assert "chunk 1 of about" in result.stderr
-    assert "tokens/s" in result.stderr
+    first = next(line for line in result.stderr.splitlines() if line.startswith("chunk 1 of about"))
+    assert "tokens/s" not in first
+    assert "left" not in first
+    assert re.search(r"^chunk 2 of .*tokens/s, .* left$", result.stderr, re.MULTILINE)
+    assert re.search(r"^\d+ document tokens in \d chunks, .* s, \d+ tokens/s\.$", result.stderr, re.MULTILINE)
+
+
+def test_without_a_terminal_a_line_says_what_is_waited_for():
+    err = io.StringIO()
+    display = AskDisplay(Console(file=err), chunk_tokens=9, show_memory=False, compiles=True)
+    with display.waiting("loading m"):
+        assert err.getvalue() == "loading m\n"
+    with display.reading():
+        assert err.getvalue() == "loading m\nreading; the first chunk also compiles\n"
 
 
 def test_json_is_one_object_with_answer_memory_counts_and_settings(document):
@@ -87,6 +104,13 @@ def test_standard_input_is_read(document):
     with serving(CODE) as service:
         result = ask(service, "What is the code?", "-", stdin=TEXT)
     assert result.stdout == "4711\n"
+
+
+def test_the_single_agent_says_that_it_has_no_memory_to_show(document):
+    with serving(CODE) as service:
+        result = ask(service, "What is the code?", document, "--agent", "single", "--show-memory")
+    assert "--agent single has no memory" in result.stderr
+    assert "document tokens in one piece" in result.stderr
 
 
 def test_the_trace_holds_every_prompt_and_reply(document, tmp_path):
@@ -153,7 +177,17 @@ class Breaking:
         return 400 if call == self.at else 200
 
 
-@pytest.mark.parametrize("at", [0, 1, 4])
+def test_a_failure_before_the_first_chunk_leaves_nothing_to_resume(document, tmp_path):
+    state = tmp_path / "state.json"
+    with serving(chained) as service:
+        service.status = Breaking(0).status
+        broken = ask(service, "What?", "-", "--state", state, stdin=TEXT)
+    assert broken.exit_code == 1
+    assert "--resume" not in broken.stderr
+    assert not list(tmp_path.glob("state.json*"))
+
+
+@pytest.mark.parametrize("at", [1, 4])
 def test_a_failed_reading_resumes_to_the_same_end(document, tmp_path, at):
     state, trace = tmp_path / "state.json", tmp_path / "trace.jsonl"
     with serving(chained) as service:
@@ -162,8 +196,9 @@ def test_a_failed_reading_resumes_to_the_same_end(document, tmp_path, at):
         service.status = Breaking(at).status
         broken = ask(service, "What?", document, "--temperature", "0.8", "--state", state, "--trace", trace)
     assert broken.exit_code == 1
-    assert "HTTP 400" in broken.stderr
-    assert f"memjax ask --resume {state}" in broken.stderr
+    *_, error, hint = broken.stderr.splitlines()
+    assert "HTTP 400" in error
+    assert hint.endswith(f"memjax ask --resume {state}")
     assert "Traceback" not in broken.stderr
     assert load_state(state).chunks_read == at
     with serving(chained) as service:
@@ -181,9 +216,15 @@ def test_a_finished_reading_is_printed_again_without_a_model(document, tmp_path)
     state = tmp_path / "state.json"
     with serving(CODE) as service:
         ask(service, "What is the code?", document, "--state", state)
-    document.unlink()
-    result = run("ask", "--resume", state)
-    assert (result.exit_code, result.stdout) == (0, "4711\n")
+    for _ in range(2):  # with the document, and without
+        result = run("ask", "--resume", state)
+        assert (result.exit_code, result.stdout) == (0, "4711\n")
+        assert f"{state} is a finished reading" in result.stderr
+        document.unlink(missing_ok=True)
+    document.write_text(TEXT + "More.")
+    assert "text.txt has changed since it was read" in run("ask", "--resume", state).stderr
+    document.write_text(TEXT)
+    assert "model was 'stub', is 'another'" in run("ask", "--resume", state, "--model", "another").stderr
     other = run("ask", "Something else?", "--resume", state)
     assert other.exit_code == 2
     assert "questions was ['What is the code?'], is ['Something else?']" in other.stderr
@@ -197,7 +238,7 @@ def test_a_finished_reading_is_printed_again_without_a_model(document, tmp_path)
         (["--seed", "5"], "seed was 0, is 5"),
         (["--temperature", "1"], "temperature was 0.0, is 1.0"),
         (["--model", "another"], "model was 'stub', is 'another'"),
-        ("document", "document was"),
+        ("document", "text.txt has changed since it was read"),
         ("prompts", "prompts was"),
     ],
 )
@@ -219,6 +260,7 @@ def test_a_reading_is_resumed_only_as_it_was_begun(document, tmp_path, change, f
         result = run("ask", "--resume", state, "--url", service.url, *extra)
     assert result.exit_code == 2
     assert field in result.stderr
+    assert "is kept" not in result.stderr
     assert service.prompts == []
     assert load_state(state).chunks_read == 2
 
@@ -243,7 +285,7 @@ def _until(condition, process):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("blow", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("blow", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_reading_that_is_killed_resumes_at_the_next_chunk(document, tmp_path, blow, code):
     state = tmp_path / "state.json"
     with serving(chained) as service:
@@ -257,7 +299,7 @@ def test_a_reading_that_is_killed_resumes_at_the_next_chunk(document, tmp_path, 
         out, err = process.communicate()
     assert process.returncode == code
     assert out == ""
-    if blow == signal.SIGINT:
+    if blow != signal.SIGKILL:
         assert f"memjax ask --resume {state}" in err
         assert "Traceback" not in err
     done = load_state(state).chunks_read

@@ -65,9 +65,35 @@ def test_quickstart_prints_the_expected_answer_beside_the_models():
         "Question: What is the code of the lamp room door?",
         "Answer:   noted 7093",
         "Expected: 7093",
+        "Result:   as expected",
     ]
     assert len(service.prompts) >= 4
     assert "memory after chunk 2" in result.stderr
+
+
+@pytest.mark.parametrize(("reply", "shown"), [("a lamp", "a lamp"), ("", "(the reply was empty)")])
+def test_quickstart_says_when_the_answer_is_another_or_none(reply, shown):
+    with serving(lambda prompt, params: reply) as service:
+        result = run("quickstart", "--url", service.url)
+    assert f"Answer:   {shown}\n" in result.stdout
+    assert "Result:   not the expected answer: a small model" in result.stdout
+
+
+def test_serve_does_not_speak_of_an_option_it_lacks():
+    assert "--url" not in run("serve", "--help").stdout
+
+
+def test_a_reader_of_the_output_that_is_gone_ends_the_command_silently(text, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # the pipe breaks when the buffer is written
+    with serving(lambda prompt, params: "x") as service:
+        command = [sys.executable, "-m", "memjax.cli", "ask", "What?", str(text), "--url", service.url]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process.stdout.close()
+        said = process.stderr.read()
+        process.stderr.close()
+        process.wait()
+    assert "roken" not in said
+    assert "Traceback" not in said
 
 
 BAD = {
@@ -96,6 +122,9 @@ BAD = {
     "false state": (["ask", "--resume", "{text}"], "is no state file of memjax ask"),
     "bad url": (["ask", "W?", "{text}", "--url", "nonsense", "-m", "m"], "'nonsense' is not an http URL"),
     "unlisted model": (["ask", "W?", "{text}", "--url", "http://127.0.0.1:9/v1"], "say which with --model NAME"),
+    "no slots": (["ask", "W?", "{text}", "--slots", "0", "--url", "{url}"], "--slots: Input should be greater"),
+    "swapped": (["ask", "{text}", "What is it?"], 'the question comes first, memjax ask "What is it?" {text}'),
+    "no number": (["ask", "W?", "{text}", "--chunk-tokens", "abc"], "'abc' is no whole number"),
     "bad dtype": (["convert", "{dir}", "{dir}/out", "--dtype", "int4"], "--dtype must be float32 or bfloat16"),
 }
 
@@ -124,7 +153,7 @@ def test_a_service_that_is_down_is_exit_code_1_and_debug_shows_the_traceback(tex
     result = run(*arguments)
     assert result.exit_code == 1
     assert "http://127.0.0.1:9/v1 cannot be reached" in result.stderr
-    assert "memjax ask --resume" in result.stderr
+    assert "--resume" not in result.stderr  # nothing was read
     debug = run(*arguments, "--debug")
     assert type(debug.exception).__name__ == "ClientError"
 

@@ -6,6 +6,7 @@ import codecs
 import gzip
 import hashlib
 import io
+import logging
 import re
 import shutil
 import stat
@@ -319,6 +320,7 @@ def _pdf_text(file: InputFile) -> Iterator[tuple[str, float]]:
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, PyPdfError
 
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what matters of its remarks is raised, and said below
     try:
         reader = PdfReader(file.path)
         if reader.is_encrypted and not reader.decrypt(""):

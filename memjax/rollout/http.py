@@ -20,6 +20,14 @@ from memjax.trajectory import Completion, FinishReason, SamplingParams
 
 DEFAULT_URL = "http://localhost:8000/v1"
 
+_BROKEN_OFF = (
+    httpx.RemoteProtocolError,
+    httpx.ReadError,
+    httpx.DecodingError,
+    json.JSONDecodeError,
+    UnicodeDecodeError,
+)
+
 
 class IdDecoder(Protocol):
     """What turns a prompt's id parts into the text that a service takes."""
@@ -119,20 +127,25 @@ class HttpClient:
             asked = None
             try:
                 response = await self._http.post(url, json=self._named(payload))
+                if response.status_code == 400 and self._wants_other_name(response):
+                    response = await self._http.post(url, json=self._named(payload))
+                if response.is_success:
+                    return self._json(response)
             except httpx.ReadTimeout:
                 raise ClientError(
                     f"{self._shown} accepted the request but sent nothing for {self._read_timeout:g} s: "
-                    f"see whether the service is overloaded"
+                    f"see whether the service is overloaded (try {failures} of {self._retries.attempts})"
                 ) from None
+            except _BROKEN_OFF as error:
+                trouble = (
+                    f"{self._shown} broke off, and answered only in part or not at all "
+                    f"({error or type(error).__name__}): see the service's log, then try again"
+                )
             except httpx.TransportError as error:
                 trouble = (
                     f"{self._shown} cannot be reached ({error or type(error).__name__}): is the service running there?"
                 )
             else:
-                if response.status_code == 400 and self._wants_other_name(response):
-                    response = await self._http.post(url, json=self._named(payload))
-                if response.is_success:
-                    return self._json(response)
                 trouble = self._failure(response)
                 if response.status_code not in (408, 429) and response.status_code < 500:
                     raise ClientError(trouble)
@@ -179,17 +192,13 @@ class HttpClient:
         return f"; it said: {said[:300]}" if said else ""
 
     def _json(self, response: httpx.Response) -> Mapping[str, Any]:
+        """The body. Raises one of `_BROKEN_OFF` where only a part of it came."""
         if _is_html(response):
             raise ClientError(
                 f"{self._shown} answered with an HTML page instead of JSON: the address of an OpenAI-compatible "
                 f"service usually ends in /v1"
             )
-        try:
-            body = response.json()
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ClientError(
-                f"{self._shown} answered with incomplete or broken JSON ({len(response.content)} bytes, {error})"
-            ) from None
+        body = response.json()
         if not isinstance(body, dict):
             raise ClientError(f"{self._shown} answered with JSON that is no chat completion")
         return body

@@ -156,6 +156,15 @@ def test_a_gzip_file_cut_short_is_refused(tmp_path):
         open_document([str(path)], tmp_path / "spool")
 
 
+def test_a_torn_pdf_is_refused_without_further_remarks(tmp_path, caplog):
+    _pdf(tmp_path / "a.pdf", ["All of it."])
+    content = (tmp_path / "a.pdf").read_bytes()
+    (tmp_path / "a.pdf").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="is a damaged or protected PDF"):
+        text_of(tmp_path / "a.pdf")
+    assert not caplog.records
+
+
 def test_a_pdf_without_text_is_refused_with_a_hint_of_ocr(tmp_path):
     _pdf(tmp_path / "scan.pdf", ["", ""])
     with pytest.raises(ValueError, match="contains no text; a scanned PDF needs OCR"):
