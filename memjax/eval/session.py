@@ -49,6 +49,9 @@ class Watcher(Protocol):
 async def evaluate(config: EvalConfig, watcher: Watcher) -> dict[str, Any]:
     """Run what the results directory lacks and return results.json. ValueError for what the config gets wrong."""
     cells = cells_of(config)
+    for name, path in config.data.items():
+        if not path.exists():
+            raise ValueError(f"there is no {path}, which --data {name}=PATH names")
     choice = _chosen(config)
     tokenizer = load_tokenizer(choice, config.tokenizer)
     if isinstance(tokenizer, EstimatedTokenizer):

@@ -47,8 +47,12 @@ class Cell:
 
 
 def cells_of(config: EvalConfig) -> list[Cell]:
-    """Every task at every length. A RULER task whose data set was not given is left out unless it was asked for."""
+    """Every task at every length. A RULER task whose data set was not given is left out, or refused if asked for."""
     suite = config.chosen
+    for task in config.tasks or ():
+        wanted = _QUESTIONS.get(task)
+        if wanted and wanted not in config.data:
+            raise ValueError(f"{task} asks the questions of {wanted}: give --data {wanted}=PATH")
     tasks = config.tasks or tuple(
         task for task in suite.tasks if task not in _QUESTIONS or _QUESTIONS[task] in config.data
     )
@@ -136,9 +140,6 @@ class TaskMaker:
 
     def _ruler(self, cell: Cell, count: int | None) -> Iterator[Task]:
         assert cell.tokens is not None
-        wanted = _QUESTIONS.get(cell.task)
-        if wanted and wanted not in self.config.data:
-            raise ValueError(f"{cell.task} asks the questions of {wanted}: give --data {wanted}=PATH")
         suite = RulerLength(self.tokenizer, cell.tokens, self.config.seed, self._essay, self._questions)
         guess = suite.guess(cell.task)
         return (suite.sample(cell.task, index, guess) for index in (range(count) if count else itertools.count()))

@@ -149,6 +149,8 @@ def test_a_directory_made_with_other_budgets_is_refused(tmp_path, tasks):
         (["smoke", "--out", "o", "--samples", "0"], "--samples is 0"),
         (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read as YAML"),
         (["smoke", "--out", "o"], "no model given: --model takes"),
+        (["ruler", "--out", "o", "--tasks", "qa_1"], "qa_1 asks the questions of squad: give --data squad=PATH"),
+        (["file", "--out", "o", "--data", "tasks=r.jsonl"], "there is no r.jsonl, which --data tasks=PATH names"),
         (["report", "nowhere"], "nowhere has no config.json"),
     ],
 )
