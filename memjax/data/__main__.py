@@ -63,7 +63,7 @@ def ruler(
     tokenizer: TokenizerName,
     length: Annotated[str, typer.Option(help="Most tokens of context, question and answer together: 8192, 128k, 4m.")],
     tasks: Annotated[
-        str | None, typer.Option(help=f"Names with commas between [default: all; {_QUESTION_FILES}]")
+        str | None, typer.Option(help=f"Names with commas between; by default all ({_QUESTION_FILES}).")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each task.")] = 128,
     seed: Seed = 0,
