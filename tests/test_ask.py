@@ -293,7 +293,9 @@ def test_a_reading_that_is_killed_resumes_at_the_next_chunk(document, tmp_path, 
     with serving(chained, seconds=0.2) as service:
         command = [sys.executable, "-m", "memjax.cli", "ask", "What?", str(document), "--model", "stub", *BUDGETS]
         command += ["--url", service.url, "--state", str(state)]
+        heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children ignore it
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
+        signal.signal(signal.SIGINT, heard)
         _until(lambda: len(service.prompts) >= 4, process)
         process.send_signal(blow)
         out, err = process.communicate()
