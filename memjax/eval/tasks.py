@@ -16,8 +16,8 @@ from memjax.data.haystack import BOOKS, Haystack
 from memjax.data.hotpotqa import Pool, sample_seed, with_documents, with_length, write_pool
 from memjax.data.json_rows import read_rows
 from memjax.data.lengths import TokenCounter, measure
-from memjax.data.multihop import Example, Format, read_examples
-from memjax.data.ruler import Questions
+from memjax.data.multihop import Example, read_examples
+from memjax.data.ruler import QUESTIONS, Questions
 from memjax.data.ruler import Suite as RulerLength
 from memjax.data.seeds import stream
 from memjax.data.tasks import read_tasks
@@ -29,7 +29,6 @@ from memjax.trajectory import Task
 
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.IGNORECASE)
 _SAME_TOKENIZER = 0.02  # share by which two counts of one tokenizer may differ (joints of pieces)
-_QUESTIONS: dict[str, Format] = {"qa_1": "squad", "qa_2": "hotpotqa"}
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,11 @@ def cells_of(config: EvalConfig) -> list[Cell]:
     """Every task at every length. A RULER task whose data set was not given is left out, or refused if asked for."""
     suite = config.chosen
     for task in config.tasks or ():
-        wanted = _QUESTIONS.get(task)
+        wanted = QUESTIONS.get(task)
         if wanted and wanted not in config.data:
             raise ValueError(f"{task} asks the questions of {wanted}: give --data {wanted}=PATH")
     tasks = config.tasks or tuple(
-        task for task in suite.tasks if task not in _QUESTIONS or _QUESTIONS[task] in config.data
+        task for task in suite.tasks if task not in QUESTIONS or QUESTIONS[task] in config.data
     )
     if not suite.lengths:
         return [Cell(task, "", None) for task in tasks]
@@ -171,7 +170,7 @@ class TaskMaker:
     def _questions(self) -> dict[str, Questions]:
         """The data sets of RULER's question tasks that were given."""
         found = {}
-        for task, name in _QUESTIONS.items():
+        for task, name in QUESTIONS.items():
             if name in self.config.data:
                 examples = tuple(read_examples(self.config.data[name], name))
                 found[task] = Questions(examples, self._pool_of(name, examples))

@@ -79,6 +79,12 @@ class Qwen2Config:
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even to rotate pairs, got {self.head_dim}")
 
+    @property
+    def trained_window(self) -> int:
+        """The most tokens that the model was made for, YaRN's stretch included."""
+        stretched = self.rope.factor * self.rope.original_max_position_embeddings
+        return max(self.max_position_embeddings, int(stretched))
+
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> Qwen2Config:
         """Read the contents of a Hugging Face config.json; what this model cannot do is refused."""

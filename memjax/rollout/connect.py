@@ -42,8 +42,7 @@ class LocalModel:
 
         path = locate(self.model)
         config = read_config(path) if path.is_dir() else GGUFModel(path).config
-        stretched = config.rope.factor * config.rope.original_max_position_embeddings
-        return max(config.max_position_embeddings, int(stretched))
+        return config.trained_window
 
 
 @dataclass(frozen=True)

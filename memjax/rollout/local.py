@@ -109,8 +109,7 @@ def make_engine(loaded: LoadedModel, config: EngineConfig) -> Engine:
 
 
 def _window(config: Qwen2Config, wanted: int | None) -> int:
-    stretched = config.rope.factor * config.rope.original_max_position_embeddings
-    trained = max(config.max_position_embeddings, int(stretched))
+    trained = config.trained_window
     if wanted is None:
         return min(trained, _USUAL_LENGTH)
     if wanted > trained:
