@@ -107,14 +107,23 @@ def measure_memjax(model_dir: str, dtype: str) -> None:
     import jax.numpy as jnp
     import numpy as np
 
-    from memjax.rollout.local import LocalClient
+    from memjax.checkpoint import load_model
+    from memjax.mesh import make_mesh
+    from memjax.models.config import ModelOptions
+    from memjax.rollout.local import make_engine
+    from memjax.rollout.shapes import EngineConfig
+    from memjax.sharding import ROLLOUT, Layout
     from memjax.trajectory import SamplingParams
 
     ids = np.random.default_rng(0).integers(0, 150_000, max(PREFILL)).astype(np.int32)
     side = f"memjax {dtype}"
 
+    layout = Layout(make_mesh(), ROLLOUT)
+    options = ModelOptions(param_dtype=getattr(jnp, dtype), compute_dtype=jnp.float32, scan_layers=False, layout=layout)
+    loaded = load_model(model_dir, options)  # once: every engine below stands on these weights
+
     def engine_of(slots: int, max_length: int):
-        return LocalClient.load(model_dir, max_length=max_length, slots=slots, dtype=getattr(jnp, dtype)).engine
+        return make_engine(loaded, EngineConfig.for_platform("cpu", max_length, slots))
 
     engine = engine_of(1, max(PREFILL))
     weights = engine.load_params()

@@ -54,9 +54,7 @@ def attend_segments(
         return _splash(q_BTNH, k_BKTH, v_BKTH, segments_BT, segments_BT, options.layout)
     causal_TT = jnp.tril(jnp.ones((t, t), bool))
     visible_BTT = causal_TT[None] & (segments_BT[:, :, None] == segments_BT[:, None, :])
-    if body == "cudnn":
-        return _cudnn(q_BTNH, k_BKTH, v_BKTH, visible_BTT)
-    return einsum_attention(q_BTNH, k_BKTH, v_BKTH, visible_BTT)
+    return _masked(body)(q_BTNH, k_BKTH, v_BKTH, visible_BTT)
 
 
 def attend_cache(
@@ -80,9 +78,7 @@ def attend_cache(
         return _splash_cached(q_BTNH, k_BKWH, v_BKWH, start_B, options.layout)
     at_BT = start_B[:, None] + jnp.arange(t, dtype=jnp.int32)[None]
     visible_BTW = jnp.arange(window, dtype=jnp.int32)[None, None, :] <= at_BT[:, :, None]
-    if body == "cudnn":
-        return _cudnn(q_BTNH, k_BKWH, v_BKWH, visible_BTW)
-    return einsum_attention(q_BTNH, k_BKWH, v_BKWH, visible_BTW)
+    return _masked(body)(q_BTNH, k_BKWH, v_BKWH, visible_BTW)
 
 
 def einsum_attention(
@@ -100,6 +96,10 @@ def einsum_attention(
         return jnp.einsum("bkgts,bksh->bkgth", weights.astype(v_BKSH.dtype), v_BKSH, preferred_element_type=jnp.float32)
 
     return _by_groups(attend, q_BTNH, k_BKSH, v_BKSH)
+
+
+def _masked(body: AttentionBody) -> Callable[..., jax.Array]:
+    return _cudnn if body == "cudnn" else einsum_attention
 
 
 def _scaled(q: jax.Array, k: jax.Array) -> jax.Array:
