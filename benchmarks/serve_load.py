@@ -30,7 +30,8 @@ import numpy as np
 
 from memjax.rollout.local import LocalClient
 from memjax.serve.app import create_app
-from memjax.serve.server import Server, bind, load_client
+from memjax.serve.listening import bind
+from memjax.serve.server import Server, load_client
 from memjax.serve.settings import ServeSettings
 from memjax.trajectory import SamplingParams
 

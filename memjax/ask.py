@@ -176,13 +176,19 @@ OnStep = Callable[[Step], None]
 
 
 def trace_records(step: Step, decode: Callable[[Sequence[int]], str]) -> Iterator[dict[str, JsonValue]]:
-    """What each question's call was asked and said, as lines of a trace file."""
-    for question, turn in zip(step.state.settings.questions, step.turns, strict=True):
+    """What each question's call was asked and said, as lines of a trace file, which `memjax view` shows."""
+    state = step.state
+    readings = state.readings or tuple(Reading(question) for question in state.settings.questions)
+    for reading, turn in zip(readings, step.turns, strict=True):
         completion = turn.completion
         yield {
-            "question": question,
+            "question": reading.question,
             "kind": turn.kind,
             "chunk": step.chunk.index if step.chunk else None,
+            "tokens_read": state.document_tokens,
+            "document_tokens": max(step.chunk.document_tokens if step.chunk else 0, state.document_tokens),
+            "memory": reading.memory_text,
+            "answer": None if step.chunk else extract_answer(completion.text),
             "prompt": [{"role": message.role, "content": message.text(decode)} for message in turn.prompt.messages],
             "reply": completion.text,
             "token_ids": completion.token_ids.tolist(),

@@ -312,6 +312,25 @@ def serve(
 
 
 @app.command()
+def view(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE.jsonl", help="What memjax ask --trace wrote.")],
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in a browser.")] = True,
+    debug: Debug = False,
+) -> None:
+    """Show in a browser how a memory changed from piece to piece, and where the words of the answer come from.
+
+    Example:
+
+        memjax ask "Who is the killer?" book.txt --model MODEL --trace trace.jsonl; memjax view trace.jsonl
+    """
+    with errors_as_sentences(debug):
+        from memjax.serve.trace_view import run_view
+
+        run_view(trace, port, browser=browser)
+
+
+@app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A model directory, a .gguf file or a hub id.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The directory to write.")],

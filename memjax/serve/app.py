@@ -31,6 +31,7 @@ from memjax.serve.native import native_routes
 from memjax.serve.operation import WeightReloader, operation_routes
 from memjax.serve.service import ModelService
 from memjax.serve.settings import ServeSettings
+from memjax.serve.web_page import page_routes
 
 if TYPE_CHECKING:
     from memjax.serve.jetstream_grpc import GrpcServer
@@ -74,6 +75,7 @@ def create_app(
     app.include_router(file_routes(parts.files, parts.service.refuse_unless_ready))
     app.include_router(memory_routes(memory))
     app.include_router(operation_routes(parts.service, parts.reloader))
+    app.router.routes.extend(page_routes())
     app.add_middleware(
         Gate,
         keys=keys,

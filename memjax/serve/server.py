@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import signal
 import socket
 from collections.abc import Sequence
@@ -20,11 +19,10 @@ from memjax.rollout.local import LocalClient
 from memjax.serve.app import Parts, create_app
 from memjax.serve.errors import ApiError
 from memjax.serve.gate import TimedHead
+from memjax.serve.listening import BACKLOG, bind, raise_file_limit
 from memjax.serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
-
-_BACKLOG = 2048  # connections that the system keeps until they are accepted
 
 
 def run_server(settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: str | None = None) -> None:
@@ -55,23 +53,6 @@ def load_client(settings: ServeSettings) -> LocalClient:
     )
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket: from here on clients wait until the model is loaded. ValueError for a port in use."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise ValueError(
-            f"{host}:{port} cannot be listened on ({error.strerror}): choose another --host or --port"
-        ) from None
-
-
-def raise_file_limit() -> None:
-    """Let the process hold as many connections as the system allows; by default that is often 1024 files."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 class Server(uvicorn.Server):
     """uvicorn, with an application that learns of a signal at once, and SIGHUP for other weights."""
 
@@ -84,7 +65,7 @@ class Server(uvicorn.Server):
                 ws="none",
                 log_config=None,
                 access_log=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 server_header=False,
                 timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
             )

@@ -17,7 +17,8 @@ from memjax.checkpoint import load_model
 from memjax.rollout.engine import Engine, EngineConfig
 from memjax.rollout.local import LocalClient, make_engine
 from memjax.serve.app import Parts, create_app
-from memjax.serve.server import Server, bind
+from memjax.serve.listening import bind
+from memjax.serve.server import Server
 from memjax.serve.settings import ServeSettings
 from tests.tiny_model import write_tiny_model
 

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from memjax.serve.server import bind, raise_file_limit
+from memjax.serve.listening import bind, raise_file_limit
 from memjax.trajectory import SamplingParams
 from tests.serve.conftest import SLOTS, WINDOW, serving, wait_for
 

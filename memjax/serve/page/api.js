@@ -1,0 +1,89 @@
+// What the page asks of the server: requests with the API key, and streams of events.
+
+const ANSWERS = "/v1/memory/answers";
+const KEY = "memjax-key";
+
+/** A failure in words; `status` is 0 where the server was not reached. */
+export class ServerError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function setKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+export const server = {
+  ready: () => json("/ready"),
+  list: async () => (await json(ANSWERS)).data,
+  get: (id) => json(`${ANSWERS}/${id}`),
+  ask: (form) => send(ANSWERS, { method: "POST", body: form }),
+  events: (id, after, signal) => send(`${ANSWERS}/${id}/events`, { headers: { "Last-Event-ID": `${after}` }, signal }),
+  stop: (id) => json(`${ANSWERS}/${id}/stop`, { method: "POST" }),
+  resume: (id) => json(`${ANSWERS}/${id}/resume`, { method: "POST" }),
+  forget: (id) => json(`${ANSWERS}/${id}`, { method: "DELETE" }),
+  trace: async (id) => (await send(`${ANSWERS}/${id}/trace`)).text(),
+};
+
+/** The trace that `memjax view` shows. */
+export async function viewedTrace() {
+  return (await send("/trace.jsonl")).text();
+}
+
+/** The events of a stream as they come. */
+export async function* eventsOf(response) {
+  const decoder = new TextDecoder();
+  let text = "";
+  for await (const bytes of chunksOf(response.body)) {
+    text += decoder.decode(bytes, { stream: true });
+    const parts = text.split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      const fields = part.split("\n").map((line) => line.match(/^(\w+): (.*)$/)).filter(Boolean);
+      const data = fields.find(([, name]) => name === "data");
+      if (data) yield JSON.parse(data[2]);
+    }
+  }
+}
+
+async function* chunksOf(body) {
+  const reader = body.getReader(); // Safari's streams are not iterable
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } catch {
+    throw new ServerError(0, "The connection to the server was lost.");
+  } finally {
+    reader.releaseLock();
+  }
+}
+
+async function json(path, options) {
+  return (await send(path, options)).json();
+}
+
+async function send(path, options = {}) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError(0, "The server cannot be reached.");
+  }
+  if (response.ok) return response;
+  let message = `The server answered ${response.status}.`;
+  try {
+    const told = (await response.json()).error.message;
+    message = `${told[0].toUpperCase()}${told.slice(1)}${/[.!?]$/.test(told) ? "" : "."}`;
+  } catch {
+    // something between the server and this page answered: its status is all there is
+  }
+  throw new ServerError(response.status, message);
+}

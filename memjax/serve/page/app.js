@@ -1,0 +1,147 @@
+// The page: which view is shown, by the part of its address after #, and the reading that is followed.
+//
+//   #              ask
+//   #run-1234      a reading of this server; #run-1234/5 its fifth piece
+//   at /trace      the trace that `memjax view` was called with; #5 its fifth piece
+
+import { ServerError, eventsOf, server, setKey, viewedTrace } from "./api.js";
+import { showAsk } from "./ask_view.js";
+import { byId, clear, element, listen, show } from "./dom.js";
+import { Reading, fromTrace } from "./reading.js";
+import { ReadingView } from "./reading_view.js";
+
+const RETRY_SECONDS = [1, 2, 5, 10];
+const onTrace = location.pathname === "/trace";
+
+let view = null; // of the reading that is shown
+let following = null; // ends the stream of its events
+
+async function route() {
+  const [first, second] = location.hash.slice(1).split("/");
+  const id = onTrace ? "trace" : first;
+  const chunk = Number(onTrace ? first : second) || null;
+  if (view && view.reading.id === id) {
+    view.select(chunk);
+    return;
+  }
+  following?.abort();
+  if (view && !id) byId("ask-title").focus();
+  view = null;
+  say(null);
+  show("ask-view", !id);
+  show("reading-view", false);
+  document.title = "memjax";
+  try {
+    if (!id) await showAsk({ onBegun: begin, onProblem: say });
+    else if (onTrace) openTrace(await viewedTrace(), chunk);
+    else await openRun(id, chunk);
+  } catch (error) {
+    say(error);
+  }
+}
+
+/** Show a reading that has just begun: its events are the answer to the form. */
+function begin(response) {
+  const reading = new Reading({ id: response.headers.get("X-Memjax-Run") });
+  open(reading, null);
+  history.pushState(null, "", `#${reading.id}`);
+  follow(reading, response);
+}
+
+async function openRun(id, chunk) {
+  const run = await server.get(id);
+  const reading = new Reading(run);
+  open(reading, chunk);
+  follow(reading, null);
+}
+
+function openTrace(text, chunk) {
+  const reading = Object.assign(fromTrace(text), { id: "trace" });
+  open(reading, chunk, text);
+  view.update();
+}
+
+function open(reading, chunk, trace = null) {
+  show("ask-view", false);
+  show("reading-view", true);
+  view = new ReadingView(reading, { chunk, trace, onProblem: say, onResumed: () => follow(reading, null) });
+  view.update();
+  view.focus();
+}
+
+/** Take the events of a reading to its end, from the response or from the server, over lost connections. */
+async function follow(reading, response) {
+  following?.abort();
+  const mine = (following = new AbortController());
+  for (let failures = 0; ; ) {
+    try {
+      response ??= await server.events(reading.id, reading.lastEvent, mine.signal);
+      for await (const event of eventsOf(response)) {
+        if (mine.signal.aborted) return;
+        failures = 0;
+        say(null);
+        reading.apply(event);
+        view.update(event);
+        if (event.type === "end" && event.status !== "reading") return;
+      }
+      // The stream ended before the reading: the server shuts down, and goes on after its restart.
+      throw new ServerError(0, "The server ended the connection.");
+    } catch (error) {
+      if (mine.signal.aborted) return;
+      if (!(error instanceof ServerError)) throw error;
+      if (error.status && error.status < 500) {
+        say(error);
+        return;
+      }
+      const seconds = RETRY_SECONDS[Math.min(failures++, RETRY_SECONDS.length - 1)];
+      say(error, ` Trying again in ${seconds} s.`);
+      await new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+      if (mine.signal.aborted) return;
+      response = null;
+    }
+  }
+}
+
+/** Say what went wrong, or (null) that it is over. */
+function say(error, more = "") {
+  const box = clear(byId("problem"));
+  show(box, error !== null);
+  if (error === null) return;
+  box.append(element("p", {}, `${error.message}${more}`));
+  if (error.status === 401) {
+    show("key-box", true);
+    byId("key-box").open = true;
+    byId("key").focus();
+  } else if (error.status === 404 && !onTrace) {
+    box.append(element("p", {}, element("a", { href: "/" }, "Begin another reading")));
+  }
+}
+
+/** Say which model is served, and wait until it takes requests. */
+async function watchServer() {
+  const place = byId("model");
+  for (;;) {
+    try {
+      const { model, window: size } = await server.ready();
+      place.textContent = `${model} · window of ${size.toLocaleString("en")} tokens`;
+      return;
+    } catch (error) {
+      if (!(error instanceof ServerError)) throw error;
+      place.textContent = error.status === 503 ? error.message : "The server cannot be reached.";
+      await new Promise((resolve) => setTimeout(resolve, 2000));
+    }
+  }
+}
+
+listen("key-form", "submit", (event) => {
+  event.preventDefault();
+  setKey(byId("key").value);
+  byId("key").value = "";
+  byId("key-box").open = false;
+  view = null;
+  route();
+});
+window.addEventListener("hashchange", route);
+if (onTrace) byId("model").textContent = "A trace of memjax ask";
+else watchServer();
+route();
