@@ -83,7 +83,7 @@ def serving(
     engine: Engine, loaded, state_dir: Path, *, keys: Sequence[str] = (), admin_key: str | None = None, **given: Any
 ) -> Iterator[Running]:
     """A server over an engine, until the end of the block."""
-    settings = ServeSettings(model=str(loaded.source), port=0, state_dir=state_dir, drain_seconds=5, **given)
+    settings = ServeSettings(model=str(loaded.source), state_dir=state_dir, drain_seconds=5, **{"port": 0, **given})
     client = LocalClient(engine, loaded.tokenizer, model="tiny")
     app = create_app(client, settings, keys=keys, admin_key=admin_key)
     listening = bind(settings.host, settings.port)

@@ -19,10 +19,14 @@ export async function showAsk(given) {
         "li",
         {},
         element("a", { href: `#${run.id}` }, run.questions.join(" · ")),
-        element("span", { className: "quiet" }, `${run.documents.join(", ")} · ${STATES[run.status]}`),
+        element("span", { className: "quiet" }, [run.documents.join(", "), STATES[run.status], when(run)].join(" · ")),
       ),
     );
   }
+}
+
+function when({ created }) {
+  return new Date(created * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 }
 
 function choose(added) {

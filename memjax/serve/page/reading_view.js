@@ -209,6 +209,7 @@ export class ReadingView {
     const scale = (BARS_HEIGHT - 4) / (above + below);
     const line = above * scale + 2;
     const svg = byId("bars");
+    svg.parentElement.style.maxWidth = `${Math.max(6, expected * 3)}rem`; // few pieces are no wide blocks
     svg.setAttribute("viewBox", `0 0 ${expected} ${BARS_HEIGHT}`);
     clear(svg);
     const draw = (index, y, height, name) => {
@@ -308,8 +309,8 @@ function withMarks(text, wanted) {
   return marked(text, wanted).flatMap(({ mark, text: rest }) => (mark ? [element("mark", {}, mark), rest] : [rest]));
 }
 
-function changeWords({ added, dropped }) {
-  if (!added && !dropped) return "Nothing changed";
+function changeWords({ pieces, added, dropped }) {
+  if (pieces.every(({ kind }) => kind === "same")) return "Nothing changed";
   return `${added} ${added === 1 ? "word" : "words"} added, ${dropped} dropped`;
 }
 

@@ -30,7 +30,7 @@ export function diff(before, after) {
   let end = 0;
   while (end < a.length - start && end < b.length - start && a.at(-1 - end).word === b.at(-1 - end).word) end++;
   const middle = changes(a.slice(start, a.length - end), b.slice(start, b.length - end));
-  const same = (list) => list.map(({ text }) => ["same", text]);
+  const same = (list) => list.map((word) => ["same", word]);
   return merged([...same(b.slice(0, start)), ...middle, ...same(b.slice(b.length - end))]);
 }
 
@@ -53,7 +53,7 @@ export function sourced(answer, memories) {
   const pieces = [];
   for (const { word, text } of words(answer)) {
     const key = normal(word);
-    const chunk = COMMON.has(key) ? null : (first.get(key) ?? null);
+    const chunk = !key || COMMON.has(key) ? null : (first.get(key) ?? null);
     const last = pieces.at(-1);
     if (last && last.chunk === chunk) last.text += text;
     else pieces.push({ chunk, text });
@@ -72,7 +72,7 @@ export function marked(text, wanted) {
 
 function changes(a, b) {
   if (a.length * b.length > LARGEST_TABLE) {
-    return [...a.map(({ text }) => ["dropped", text]), ...b.map(({ text }) => ["added", text])];
+    return [...a.map((word) => ["dropped", word]), ...b.map((word) => ["added", word])];
   }
   // common[i * width + j]: the length of the longest common subsequence of a[i..] and b[j..]
   const width = b.length + 1;
@@ -90,13 +90,13 @@ function changes(a, b) {
   let j = 0;
   while (i < a.length || j < b.length) {
     if (i < a.length && j < b.length && a[i].word === b[j].word) {
-      path.push(["same", b[j].text]);
+      path.push(["same", b[j]]);
       i++;
       j++;
     } else if (j === b.length || (i < a.length && common[(i + 1) * width + j] >= common[i * width + j + 1])) {
-      path.push(["dropped", a[i++].text]);
+      path.push(["dropped", a[i++]]);
     } else {
-      path.push(["added", b[j++].text]);
+      path.push(["added", b[j++]]);
     }
   }
   return path;
@@ -104,12 +104,10 @@ function changes(a, b) {
 
 function merged(path) {
   const pieces = [];
-  for (const [kind, text] of path) {
-    const last = pieces.at(-1);
-    if (last && last.kind === kind) {
-      last.text += text;
-      last.words++;
-    } else pieces.push({ kind, text, words: 1 });
+  for (const [kind, { word, text }] of path) {
+    if (pieces.at(-1)?.kind !== kind) pieces.push({ kind, text: "", words: 0 });
+    pieces.at(-1).text += text;
+    pieces.at(-1).words += word ? 1 : 0; // what stands before the first word has none
   }
   return pieces;
 }

@@ -1,0 +1,340 @@
+"""The page in a headless Chromium: a book is uploaded, asked about, watched, left and found again.
+
+Needs Debian's chromium (or the path of another in MEMJAX_CHROMIUM) and `uv sync --group browser`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from memjax.serve.listening import bind
+from memjax.serve.trace_view import create_view
+from tests.serve.conftest import serving
+
+playwright = pytest.importorskip("playwright.sync_api")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+CHROMIUM = os.environ.get("MEMJAX_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium, or set MEMJAX_CHROMIUM"),
+]
+
+BOOK = Path(__file__).parents[2] / "memjax" / "data" / "books" / "sherlock_holmes_adventures.txt.gz"
+BUDGETS = {"Tokens of a piece": 200, "Tokens of the memory": 40, "Tokens of an answer": 16}
+QUESTION = "Who is the woman?"
+expect = playwright.expect
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium):
+    """A page in which no script may fail and nothing may be refused by the policy."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text) if "Security Policy" in message.text else None)
+    yield page
+    context.close()
+    assert not wrong
+
+
+@pytest.fixture
+def book(tmp_path) -> Path:
+    import gzip
+
+    text = gzip.decompress(BOOK.read_bytes()).decode()
+    path = tmp_path / "sherlock.txt"
+    path.write_text(text[20_000:26_000])
+    return path
+
+
+def ask(page, url: str, *, files: Path | None = None, text: str = "", questions: str = QUESTION) -> None:
+    page.goto(url)
+    if files:
+        page.set_input_files("#files", files)
+    page.get_by_label("Or paste the text").fill(text)
+    page.get_by_label("What do you want to know?").fill(questions)
+    page.get_by_text("How it reads").click()
+    for label, tokens in BUDGETS.items():
+        page.get_by_label(label).fill(str(tokens))
+    page.get_by_role("button", name="Read it").click()
+
+
+@contextmanager
+def slowed(server, seconds: float):
+    """The engine takes its time for every step, so that a reading can be watched."""
+    engine = server.engine
+    generate = engine.generate
+
+    def slow(params, state):
+        time.sleep(seconds)
+        return generate(params, state)
+
+    engine.generate = slow
+    try:
+        yield
+    finally:
+        engine.generate = generate
+
+
+def shown_piece(page) -> int:
+    return int(page.locator("#memory-title").inner_text().rsplit(" ", 1)[1])
+
+
+def wait_for_piece(page, number: int) -> None:
+    expect(page.locator("#memory-title")).to_have_text(re.compile(r"\d+"), timeout=20_000)
+    while shown_piece(page) < number:  # an expectation of text would miss pieces that come fast
+        page.wait_for_timeout(20)
+
+
+def test_a_book_is_read_left_in_the_middle_found_again_and_answered(server, page, book):
+    with slowed(server, 0.01):
+        ask(page, server.url, files=book)
+        expect(page.get_by_role("heading", name=QUESTION)).to_be_focused()
+        seen = set()
+        while len(seen) < 5:
+            wait_for_piece(page, max(seen, default=0) + 1)
+            seen.add(shown_piece(page))
+            expect(page.locator("#change")).to_have_text(re.compile(r"words? added, \d+ dropped|Nothing changed"))
+        expect(page.locator("#progress-text")).to_contain_text(
+            re.compile(r"\d+ of about \d+ pieces read · .* tokens/s · .* left")
+        )
+        address = page.url
+        assert re.search(r"#run-[0-9a-f]{24}$", address)
+        page.reload()
+        wait_for_piece(page, max(seen))
+        assert page.url == address
+        assert page.locator("#documents").inner_text() == "sherlock.txt"
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+    expect(page.locator("#progress-text")).to_contain_text("Read to the end")
+    run = server.get(f"/v1/memory/answers/{address.partition('#')[2]}").json()
+    assert run["status"] == "done"
+    assert shown_piece(page) == run["chunks_read"] > 5
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download the trace").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert len(lines) == run["counters"]["model_calls"]
+
+
+def test_a_reading_is_stopped_and_goes_on_and_is_deleted(server, page, book):
+    with slowed(server, 0.02):
+        ask(page, server.url, text=book.read_text())
+        wait_for_piece(page, 2)
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#progress-text")).to_contain_text("Stopped")
+        stopped = shown_piece(page)
+        page.get_by_role("button", name="Go on").click()
+        wait_for_piece(page, stopped + 1)
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("button", name="Read it")).to_be_visible()
+    assert not any(run["questions"] == [QUESTION] and run["documents"] == ["text"] for run in readings(server))
+
+
+def readings(server) -> list[dict]:
+    return server.get("/v1/memory/answers").json()["data"]
+
+
+def test_two_questions_have_their_own_memories_and_the_list_names_the_reading(server, page, book):
+    ask(page, server.url, text=book.read_text()[:1500], questions=f"{QUESTION}\nWhere is the photograph?\n")
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+    run = readings(server)[0]
+    for memory in run["memories"]:
+        page.locator("#switch").get_by_text(memory["question"]).click()
+        assert re.sub(r"\s", "", page.locator("#memory").inner_text()) != ""
+        with_memory = "".join(page.locator("#memory ins, #memory span").all_text_contents())
+        assert with_memory == memory["memory"]
+    page.goto(server.url)
+    page.get_by_role("link", name=" · ".join(run["questions"])).click()
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible()
+
+
+def test_the_page_can_be_used_with_the_keyboard_alone(server, page, book):
+    page.goto(server.url)
+    keyboard = page.keyboard
+    focused = lambda: page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()")  # noqa: E731
+    order = []
+    for _ in range(6):
+        keyboard.press("Tab")
+        order.append(focused())
+    assert order == ["memjax", "files", "text", "questions", "How it reads", "ask"]
+    page.get_by_label("Or paste the text").focus()
+    keyboard.insert_text(book.read_text()[:1500])
+    keyboard.press("Tab")
+    keyboard.insert_text(QUESTION)
+    keyboard.press("Tab")
+    keyboard.press("Enter")
+    for tokens in BUDGETS.values():
+        keyboard.press("Tab")
+        keyboard.type(str(tokens))
+    keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+    last = shown_piece(page)
+    page.get_by_label("Piece of the text").focus()
+    keyboard.press("ArrowLeft")
+    assert shown_piece(page) == last - 1
+    assert page.url.endswith(f"/{last - 1}")
+    keyboard.press("Home")
+    assert shown_piece(page) == 1
+
+
+def test_errors_are_told_in_words_and_the_form_keeps_what_was_written(server, page):
+    ask(page, server.url, text="", questions=QUESTION)
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("There is nothing to read yet")
+    page.get_by_label("Or paste the text").fill("Some text.")
+    page.get_by_label("Tokens of a piece").fill("100000")
+    page.get_by_role("button", name="Read it").click()
+    expect(alert).to_contain_text("lower the chunk budget")
+    assert page.get_by_label("What do you want to know?").input_value() == QUESTION
+    page.goto(f"{server.url}/#run-{'0' * 24}")
+    expect(alert).to_contain_text("There is no run")
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab(engine, loaded, tmp_path, page, book):
+    with serving(engine, loaded, tmp_path, keys=("secret",)) as server:
+        page.goto(server.url)
+        field = page.get_by_label("This server asks for an API key")
+        expect(field).to_be_focused()
+        field.fill("wrong")
+        field.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("API key is missing or wrong")
+        field.fill("secret")
+        field.press("Enter")
+        expect(page.get_by_role("alert")).to_be_hidden()
+        ask(page, server.url, text=book.read_text()[:1500])
+        expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+        assert page.evaluate("localStorage.length") == 0
+        page.reload()
+        expect(page.get_by_role("heading", name="Answer")).to_be_visible()
+
+
+def test_a_server_that_restarts_is_found_again(engine, loaded, tmp_path, page, book):
+    with serving(engine, loaded, tmp_path) as server, slowed(server, 0.02):
+        ask(page, server.url, text=book.read_text())
+        wait_for_piece(page, 2)
+        port = int(server.url.rpartition(":")[2])
+    expect(page.get_by_role("alert")).to_contain_text("Trying again")
+    with serving(engine, loaded, tmp_path, port=port):
+        expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+        expect(page.get_by_role("alert")).to_be_hidden()
+
+
+@pytest.fixture(scope="module")
+def viewer(tmp_path_factory):
+    """`memjax view` over a small trace."""
+    memories = ["The door is green.", "The door is green. The code is unknown.", "The code of the door is 7093."]
+    lines = [
+        {"chunk": i, "memory": memory, "answer": None, "reply": memory, "tokens_read": 100 * (i + 1)}
+        for i, memory in enumerate(memories)
+    ]
+    lines.append({"chunk": None, "memory": memories[-1], "answer": "It is 7093", "reply": "x", "tokens_read": 300})
+    prompt = [{"role": "user", "content": "Section: <b>the keeper</b> set 7093."}]
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    common = {"question": "Which code?", "document_tokens": 300, "seconds": 2.0, "prompt": prompt}
+    path.write_text("".join(json.dumps(common | line) + "\n" for line in lines))
+    listening = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_view(path), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(30)
+
+
+def test_a_trace_shows_what_changed_and_where_the_answer_comes_from(viewer, page):
+    page.goto(viewer)
+    expect(page.locator("#answer")).to_have_text("It is 7093 piece 3")
+    expect(page.locator("#progress-text")).to_have_text("Read to the end · 3 of 3 pieces · 50 tokens/s")
+    page.get_by_role("link", name="7093").click()
+    expect(page.locator("#memory-title")).to_be_focused()
+    expect(page.locator("#change")).to_have_text("4 words added, 5 dropped")
+    expect(page.locator("#memory mark")).to_have_text("7093")
+    page.get_by_text("What the model was shown").click()
+    expect(page.locator("#passage")).to_have_text("Section: <b>the keeper</b> set 7093.")
+    page.get_by_label("Show what was dropped").uncheck()
+    expect(page.locator("#memory")).to_have_text("The code of the door is 7093.")
+    page.get_by_role("button", name="The piece before").click()
+    page.reload()
+    assert shown_piece(page) == 2
+
+
+CASES = [
+    ("The cat sat.", "The cat sat.", [["same", "The cat sat."]]),
+    ("", "A b", [["added", "A b"]]),
+    ("A b", "", [["dropped", "A b"]]),
+    ("a b c", "a x c", [["same", "a "], ["dropped", "b "], ["added", "x "], ["same", "c"]]),
+    ("it’s 3.5 km", "it’s 4.5 km", [["same", "it’s "], ["dropped", "3.5 "], ["added", "4.5 "], ["same", "km"]]),
+    ("東京 駅", "京都 駅", [["dropped", "東京 "], ["added", "京都 "], ["same", "駅"]]),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), CASES)
+def test_a_diff_is_by_words_and_its_parts_are_the_texts(viewer, page, before, after, expected):
+    page.goto(viewer)
+    run = "async ([a, b]) => (await import('/page/words.js')).diff(a, b)"
+    pieces = page.evaluate(run, [before, after])
+    assert [[piece["kind"], piece["text"]] for piece in pieces] == expected
+
+
+def test_the_words_of_an_answer_lead_to_the_first_memory_that_held_them(viewer, page):
+    page.goto(viewer)
+    run = "async ([a, m]) => (await import('/page/words.js')).sourced(a, m)"
+    pieces = page.evaluate(run, ["The KEY is under mats, maybe", ["the key", "key under the mats", "mats"]])
+    assert [(piece["text"], piece["chunk"]) for piece in pieces] == [
+        ("The ", None),
+        ("KEY ", 1),
+        ("is ", None),
+        ("under mats, ", 2),
+        ("maybe", None),
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_no_rule_of_accessibility_is_broken_and_nothing_overflows(server, viewer, chromium, book, scheme, width):
+    context = chromium.new_context(
+        color_scheme=scheme, viewport={"width": width, "height": 800}, reduced_motion="reduce"
+    )
+    page = context.new_page()
+    ask(page, server.url, text=book.read_text()[:1500], questions=f"{QUESTION}\nAnd when?")
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+    check(page, f"reading-{scheme}-{width}")
+    page.goto(server.url)
+    expect(page.get_by_role("heading", name="Readings")).to_be_visible()
+    page.get_by_text("How it reads").click()
+    check(page, f"ask-{scheme}-{width}")
+    page.goto(viewer)
+    page.get_by_role("link", name="7093").click()
+    page.get_by_text("What the model was shown").click()
+    check(page, f"trace-{scheme}-{width}")
+    context.close()
+
+
+def check(page, name: str) -> None:
+    if shots := os.environ.get("MEMJAX_SCREENSHOTS"):
+        page.screenshot(path=Path(shots) / f"{name}.png", full_page=True)
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
