@@ -13,32 +13,34 @@ from jax.sharding import AxisType, Mesh
 AXES = ("data", "fsdp", "tensor")
 
 
-def start_distributed(
-    coordinator: str | None = None, process_count: int | None = None, process_id: int | None = None
-) -> None:
-    """Join this process to the job; call before anything touches a device.
+_SILENCE_SECONDS = 30  # after which a process counts as dead, and jax ends the others
 
-    What is not given comes from MEMJAX_COORDINATOR (host:port), MEMJAX_PROCESS_COUNT and MEMJAX_PROCESS_ID. Without a
-    coordinator, MEMJAX_DISTRIBUTED=auto lets jax find the job (TPU pods, Slurm, Kubernetes); otherwise this process is
-    the whole job and nothing is done.
+
+def start_distributed() -> None:
+    """Join this process to the job, if it is one of several; call before anything touches a device.
+
+    JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID say what the job is. Without
+    them a Slurm step of several tasks is one, and MEMJAX_DISTRIBUTED=auto lets jax look for others (TPU pods);
+    otherwise this process is the whole job and nothing is done. When a process dies, the others end within a minute.
     """
-    coordinator = coordinator or os.environ.get("MEMJAX_COORDINATOR")
+    limits = {"heartbeat_timeout_seconds": _SILENCE_SECONDS, "shutdown_timeout_seconds": _SILENCE_SECONDS}
+    coordinator = os.environ.get("JAX_COORDINATOR_ADDRESS")
     if coordinator is None:
-        if os.environ.get("MEMJAX_DISTRIBUTED") == "auto":
-            jax.distributed.initialize()
+        tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+        if tasks != "1" or os.environ.get("MEMJAX_DISTRIBUTED") == "auto":
+            jax.distributed.initialize(**limits)
         return
-    count = _from_environment("MEMJAX_PROCESS_COUNT") if process_count is None else process_count
-    index = _from_environment("MEMJAX_PROCESS_ID") if process_id is None else process_id
+    count, index = _from_environment("JAX_NUM_PROCESSES"), _from_environment("JAX_PROCESS_ID")
     if not 0 <= index < count:
-        raise ValueError(f"process id {index} is not below the process count {count}: ids run from 0")
+        raise ValueError(f"JAX_PROCESS_ID {index} is not below JAX_NUM_PROCESSES {count}: ids run from 0")
     if count > 1:
-        jax.distributed.initialize(coordinator, count, index)
+        jax.distributed.initialize(coordinator, count, index, **limits)
 
 
 def _from_environment(name: str) -> int:
     value = os.environ.get(name, "")
     if not value.isdecimal():
-        raise ValueError(f"{name} must be a whole number when a coordinator is given, got {value!r}")
+        raise ValueError(f"{name} must be a whole number when JAX_COORDINATOR_ADDRESS is set, got {value!r}")
     return int(value)
 
 

@@ -43,11 +43,15 @@ def test_two_axes_on_one_mesh_axis_and_unknown_axes_are_refused():
 
 
 def test_one_process_needs_no_start_and_half_a_job_is_refused(monkeypatch):
-    for name in ("MEMJAX_COORDINATOR", "MEMJAX_DISTRIBUTED", "MEMJAX_PROCESS_COUNT", "MEMJAX_PROCESS_ID"):
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "MEMJAX_DISTRIBUTED"):
         monkeypatch.delenv(name, raising=False)
     start_distributed()
-    start_distributed("localhost:1234", process_count=1, process_id=0)
-    with pytest.raises(ValueError, match="MEMJAX_PROCESS_COUNT"):
-        start_distributed("localhost:1234")
-    with pytest.raises(ValueError, match="process id 2"):
-        start_distributed("localhost:1234", process_count=2, process_id=2)
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:1234")
+    with pytest.raises(ValueError, match="JAX_NUM_PROCESSES"):
+        start_distributed()
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "1")
+    monkeypatch.setenv("JAX_PROCESS_ID", "0")
+    start_distributed()
+    monkeypatch.setenv("JAX_PROCESS_ID", "2")
+    with pytest.raises(ValueError, match="JAX_PROCESS_ID 2"):
+        start_distributed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,13 +23,14 @@ class TrainStore:
 
     A checkpoint appears under its step only when it is whole; what a killed process left unfinished is passed over, and
     with `clean` removed, which only the run itself may do. `failures` counts checkpoints that could not be written,
-    which costs the run nothing but them.
+    which costs the run nothing but them. With `best`, the name of what was measured, the checkpoint of its highest value
+    stays besides the last `keep`. Of several processes, each makes every call.
     """
 
-    def __init__(self, directory: Path, keep: int = 2, *, clean: bool = True):
+    def __init__(self, directory: Path, keep: int = 2, *, best: str | None = None, clean: bool = True):
         self.failures = 0
         self._saving: tuple[int, Any] | None = None
-        self._directory, self._keep, self._clean = directory.absolute(), keep, clean
+        self._directory, self._keep, self._best, self._clean = directory.absolute(), keep, best, clean
         self._checkpointer = self._open()
 
     @property
@@ -37,14 +39,33 @@ class TrainStore:
         found = self._checkpointer.latest
         return None if found is None else found.step
 
-    def save(self, step: int, state: Any, position: Mapping[str, int]) -> None:
-        """Begin to write a checkpoint, once the one before is written; the state may be donated right away."""
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the whole checkpoints, in order."""
+        return [found.step for found in self._checkpointer.checkpoints]
+
+    @property
+    def best(self) -> int | None:
+        """The step of the checkpoint with the highest value, the last of several; None where none has one."""
+        values = {step: value for step, value in self._values().items() if value is not None}
+        return max(values, key=lambda step: (values[step], step), default=None)
+
+    def is_best(self, value: float | None) -> bool:
+        """Whether the value is above those of all checkpoints."""
+        return value is not None and all(other is None or value > other for other in self._values().values())
+
+    def save(self, step: int, state: Any, position: Mapping[str, int], value: float | None = None) -> None:
+        """Begin to write a checkpoint, once the one before is written; the state may be donated right away.
+
+        `value` is what `best` was measured to be.
+        """
         self.wait()
         # On CPU the writer would read the very buffers that the next update takes over.
         copy = jax.tree.map(jnp.copy, state) if jax.default_backend() == "cpu" else state
         tree = {"state": copy, "position": {name: np.asarray(value, np.int64) for name, value in position.items()}}
         try:
-            self._saving = step, self._checkpointer.save_async(step, tree)
+            metrics = None if value is None or self._best is None else {self._best: value}
+            self._saving = step, self._checkpointer.save_async(step, tree, metrics=metrics)
         except Exception as error:  # the boundary to the disk: a run must not end because it is full
             self._failed(step, error)
 
@@ -60,12 +81,14 @@ class TrainStore:
         except Exception as error:  # the boundary to the disk, as above
             self._failed(step, error)
 
-    def restore(self, abstract: State, position: Mapping[str, int]) -> tuple[State, dict[str, int]] | None:
-        """The last checkpoint, placed as `abstract` says, and its position with the names of `position`; None if none.
+    def restore(
+        self, abstract: State, position: Mapping[str, int], step: int | None = None
+    ) -> tuple[State, dict[str, int]] | None:
+        """A checkpoint, placed as `abstract` says, and its position with the names of `position`; None if none.
 
-        Raises ValueError for a checkpoint of another model or optimiser.
+        By default the last. Raises ValueError for a checkpoint of another model or optimiser.
         """
-        step = self.latest
+        step = self.latest if step is None else step
         if step is None:
             return None
         tree = {"state": abstract, "position": {name: np.asarray(0, np.int64) for name in position}}
@@ -89,16 +112,31 @@ class TrainStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _values(self) -> dict[int, float | None]:
+        found: Any = self._checkpointer.checkpoints
+        return {one.step: (one.metrics or {}).get(self._best) for one in found}
+
     def _open(self) -> ocp.training.Checkpointer:
+        policies = ocp.training.preservation_policies
+        keep: Any = policies.LatestN(self._keep)
+        if (best := self._best) is not None:
+            highest = policies.BestN(
+                n=1,
+                get_metric_fn=lambda metrics: metrics.get(best, -math.inf),
+                keep_checkpoints_without_metrics=False,
+            )
+            keep = policies.AnyPreservationPolicy([keep, highest])
         return ocp.training.Checkpointer(
             self._directory,
             # Orbax's own choice skips a step while another is being written.
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=ocp.training.preservation_policies.LatestN(self._keep),
+            preservation_policy=keep,
             cleanup_tmp_directories=self._clean,
         )
 
     def _failed(self, step: int, error: Exception) -> None:
+        if jax.process_count() > 1:
+            raise error  # to open the store anew takes all processes, and only this one may have failed
         self.failures += 1
         self._checkpointer = self._open()  # one that has failed raises the same error at every later save
         log.error("the checkpoint of step %d could not be written (%s); the one before stays the last", step, error)

@@ -47,6 +47,7 @@ def run(
 
     memjax train run --config configs/train/tiny.yaml steps=200
     """
+    from memjax.mesh import start_distributed
     from memjax.rollout.client import ClientError
     from memjax.train.config import read_config
     from memjax.train.display import TerminalWatcher
@@ -56,6 +57,7 @@ def run(
     try:
         stop = threading.Event()
         settings = read_config(config, overrides or ())
+        start_distributed()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         with TerminalWatcher(console) as watcher:
             exported = train(settings, watcher, stop)
@@ -90,6 +92,7 @@ def report(directory: Annotated[Path, typer.Argument(metavar="RUN", help="The di
 def export(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The model directory to write.")],
+    best: Annotated[bool, typer.Option("--best", help="Of the best checkpoint instead of the last.")] = False,
 ) -> None:
     """Write the model of a run's last checkpoint, under way or stopped, as a Hugging Face directory.
 
@@ -100,7 +103,7 @@ def export(
     from memjax.train.loop import export as write_model
 
     try:
-        step = write_model(directory, target)
+        step = write_model(directory, target, best=best)
     except ValueError as error:
         _stop(str(error), USAGE)
     except OSError as error:

@@ -14,6 +14,8 @@ from memjax.train.optimizer import OptimizerConfig
 from memjax.train.packing import PackingConfig
 from memjax.train.presets import ObjectiveConfig, preset
 
+LogName = Literal["tensorboard", "wandb"]
+
 TINY = "tiny"
 """The model name that stands for a fresh one, made for memjax.data.tiny."""
 
@@ -123,6 +125,10 @@ class ValidationConfig(_Part):
     top_p: float = Field(default=0.7, gt=0, le=1)
     """Cut of the sampling."""
 
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the rewards that it measures."""
+        return (f"val/reward/mean@{self.samples}", f"val/reward/best@{self.samples}") if self.data else ()
+
 
 class CheckpointConfig(_Part):
     """What is kept for a restart."""
@@ -131,6 +137,8 @@ class CheckpointConfig(_Part):
     """Steps between two checkpoints; there is one at the end of every stage."""
     keep: int = Field(default=2, ge=1)
     """Latest checkpoints that stay."""
+    best: str | None = None
+    """A metric, such as val/reward/mean@4, whenever it reaches a new height there is a checkpoint, which stays too."""
 
 
 class SupervisedStage(_Part):
@@ -194,8 +202,12 @@ class TrainConfig(_Part):
     """How the run is judged."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """How the run is kept."""
+    rollout_ahead: Literal[0, 1] = 0
+    """1 samples the next batch while this one is learned from, with weights that are one step old."""
     dump_every: int = Field(default=10, ge=1)
     """Steps between two files of rollouts that people can read."""
+    log: tuple[LogName, ...] = ()
+    """Where numbers go besides metrics.jsonl: tensorboard, wandb."""
 
     @model_validator(mode="before")
     @classmethod
@@ -223,6 +235,8 @@ class TrainConfig(_Part):
                 "objective.kl_coef needs the model before the first step as a reference, which supervised stages "
                 "change: set kl_coef to 0, or run the stages by themselves and start from their model"
             )
+        if (best := self.checkpoint.best) is not None and best not in (known := self.validation.metrics()):
+            raise ValueError(f"checkpoint.best is {best!r}, but validation measures {' and '.join(known) or 'nothing'}")
         self.packing()
         return self
 
@@ -237,7 +251,7 @@ class TrainConfig(_Part):
 
 
 # What may differ between a run and its continuation: it changes neither what was done so far nor what a step means.
-_MAY_CHANGE = ("out", "steps", "validation", "checkpoint", "dump_every", "compute", "batch.micro_batch_tokens")
+_MAY_CHANGE = ("out", "steps", "validation", "checkpoint", "dump_every", "log", "compute", "batch.micro_batch_tokens")
 
 
 def read_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainConfig:

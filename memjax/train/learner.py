@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh
 
 from memjax.agents.base import Budgets
 from memjax.agents.memagent import MemAgent
@@ -32,6 +34,7 @@ from memjax.train.packing import PackedStep, PackingConfig, Rows, pack
 from memjax.train.presets import ObjectiveConfig
 from memjax.train.sft import supervised_loss
 from memjax.train.step import TrainState, make_scorer, make_update, place
+from memjax.train.team import by_the_first, is_first
 from memjax.trajectory import Trajectory
 
 Update = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
@@ -63,15 +66,11 @@ class Model:
         """The distribution over the tokenizer's ids."""
         return LogprobOptions(vocab_size=self.tokenizer.size, temperature=temperature)
 
-    @property
-    def rollout_options(self) -> ModelOptions:
-        """How the engine that samples runs it: on the same devices, with whole weights in the compute dtype."""
+    def rollout_options(self, mesh: Mesh) -> ModelOptions:
+        """How it runs to sample on a mesh: with weights in the compute dtype that only `tensor` splits."""
         dtype = self.options.compute_dtype
         return ModelOptions(
-            param_dtype=dtype,
-            compute_dtype=dtype,
-            scan_layers=self.options.scan_layers,
-            layout=Layout(self.layout.mesh, ROLLOUT),
+            param_dtype=dtype, compute_dtype=dtype, scan_layers=self.options.scan_layers, layout=Layout(mesh, ROLLOUT)
         )
 
 
@@ -87,8 +86,26 @@ def open_model(config: TrainConfig) -> tuple[Model, Params]:
         remat=compute.remat,
         layout=Layout(make_mesh(**sizes, devices=jax.devices()[:count]), TRAIN),
     )
+    own_part(options.layout.mesh)
     loaded = _fresh(config, options) if config.model == TINY else load_model(config.model, options)
     return Model(loaded.config, options, loaded.tokenizer), loaded.params
+
+
+def own_part(mesh: Mesh) -> Mesh:
+    """The devices of a mesh that are this process's, for an engine of its own: so many copies times `tensor`.
+
+    ValueError where they are none, or where a copy of the weights lies on several processes.
+    """
+    copies = mesh.devices.reshape(-1, mesh.shape["tensor"])
+    is_own = np.vectorize(lambda device: device.process_index == jax.process_index())(copies)
+    own = copies[is_own.all(axis=1)]
+    if own.size < is_own.sum() or not own.size:
+        raise ValueError(
+            f"compute spreads {dict(mesh.shape)} over {jax.process_count()} processes so that process "
+            f"{jax.process_index()} has no whole copy of the weights to sample with: set tensor to a divisor of the "
+            "devices of a process, and data or fsdp to -1"
+        )
+    return make_mesh(data=len(own), tensor=own.shape[1], devices=list(own.flat))
 
 
 def make_agent(config: TrainConfig, tokenizer: Tokenizer, *, max_chunks: int | None) -> MemAgent:
@@ -103,12 +120,13 @@ def make_agent(config: TrainConfig, tokenizer: Tokenizer, *, max_chunks: int | N
 
 
 def make_client(config: TrainConfig, model: Model, weights: Params) -> LocalClient:
-    """The engine that samples, with weights that `rollout_weights` made."""
-    platform = model.layout.mesh.devices.flat[0].platform
+    """The engine that samples on the devices of this process, with weights that `rollout_weights` made."""
+    mesh = own_part(model.layout.mesh)
+    platform = mesh.devices.flat[0].platform
     engine = Engine(
-        weights,
+        on_own_part(model, weights),
         model.config,
-        model.rollout_options,
+        model.rollout_options(mesh),
         EngineConfig.for_platform(platform, config.rollout.max_length, config.rollout.slots),
         vocabulary=model.tokenizer.size,
         eos_ids=model.tokenizer.eos_ids,
@@ -118,15 +136,38 @@ def make_client(config: TrainConfig, model: Model, weights: Params) -> LocalClie
 
 
 def rollout_weights(model: Model) -> Callable[[Params], Params]:
-    """The jitted function from weights in training to those of the engine: cast, gathered, and no longer the same."""
-    dtype = model.rollout_options.param_dtype
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(model.config, model.rollout_options))
+    """The jitted function from weights in training to those that sample: cast, gathered, and no longer the same."""
+    options = model.rollout_options(model.layout.mesh)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(model.config, options))
 
     # A copy even where nothing changes, for the update takes over the arrays that it is given.
     def weights(params: Params) -> Params:
-        return jax.tree.map(lambda leaf: jnp.copy(leaf.astype(dtype)), params)
+        return jax.tree.map(lambda leaf: jnp.copy(leaf.astype(options.param_dtype)), params)
 
     return jax.jit(weights, out_shardings=shardings)
+
+
+def on_own_part(model: Model, weights: Params) -> Params:
+    """What `rollout_weights` made, as arrays of this process's devices alone; they share their memory."""
+    abstract = abstract_params(model.config, model.rollout_options(own_part(model.layout.mesh)))
+
+    def own(leaf: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+        parts = [shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, wanted.sharding, parts)
+
+    return jax.tree.map(own, weights, abstract)
+
+
+def on_host(params: Params) -> Params:
+    """Weights that the first process can write to files; every process has to call."""
+    if jax.process_count() == 1:
+        return params
+
+    def fetched(leaf: jax.Array) -> np.ndarray:
+        whole = process_allgather(leaf, tiled=True)
+        return whole if is_first() else np.zeros(0, leaf.dtype)
+
+    return jax.tree.map(fetched, params)
 
 
 def frozen_copy(model: Model, params: Params) -> Params:
@@ -153,36 +194,36 @@ class Learner:
     score: Callable[[Params, Rows], jax.Array]
     reference: Params | None
 
-    def learn(
-        self, state: TrainState, trajectories: Sequence[Trajectory]
-    ) -> tuple[TrainState, dict[str, float], str | None]:
-        """The state after the updates of a rollout batch, their metrics, and the alarm if sampler and learner differ.
-
-        `state` must hold the weights that sampled the batch, and is taken over.
-        """
-        # A batch that dynamic sampling could not fill may have fewer trajectories than updates.
-        packing = replace(self.packing, optimizer_steps=min(self.packing.optimizer_steps, len(trajectories)))
-        steps = pack(trajectories, packing, mask_truncated=self.objective.mask_truncated)
-        own = self.objective.old_logprobs == "learner"
-        # Before the first update the learner is the sampler: one step's tokens tell whether they agree.
-        scored = self._score_all(state.params, steps if own else steps[:1])
-        mismatch = measure_mismatch(
-            np.concatenate([step.rollout_logprobs for step in steps[: len(scored)]]),
-            np.concatenate(scored),
-            np.concatenate([step.rows.loss_mask for step in steps[: len(scored)]]),
-        )
+    def learn(self, state: TrainState, trajectories: Sequence[Trajectory]) -> tuple[TrainState, dict[str, float]]:
+        """The state after the updates of a rollout batch, and their metrics. `state` is taken over."""
+        steps = self._pack(trajectories)
         batches = make_batches(
             steps,
             trajectories,
             self.objective,
-            learner_logprobs=scored if own else None,
+            learner_logprobs=self._score_all(state.params, steps) if self.objective.old_logprobs == "learner" else None,
             ref_logprobs=None if self.reference is None else self._score_all(self.reference, steps),
         )
         found = []
         for batch in batches:
             state, metrics = self.update(state, place(batch, self.layout))
             found.append(jax.device_get(metrics))
-        return state, _of_all(found) | mismatch.metrics(), mismatch_alarm(mismatch, self.limits)
+        return state, _of_all(found)
+
+    def compare(self, weights: Params, trajectories: Sequence[Trajectory]) -> tuple[dict[str, float], str | None]:
+        """How far sampler and learner are apart with the very weights that sampled, and the alarm if it is too far.
+
+        The tokens of one update tell.
+        """
+        step = self._pack(trajectories)[0]
+        (scored,) = self._score_all(weights, [step])
+        mismatch = measure_mismatch(step.rollout_logprobs, scored, step.rows.loss_mask)
+        return mismatch.metrics(), mismatch_alarm(mismatch, self.limits)
+
+    def _pack(self, trajectories: Sequence[Trajectory]) -> list[PackedStep]:
+        # A batch that dynamic sampling could not fill may have fewer trajectories than updates.
+        packing = replace(self.packing, optimizer_steps=min(self.packing.optimizer_steps, len(trajectories)))
+        return pack(trajectories, packing, mask_truncated=self.objective.mask_truncated)
 
     def _score_all(self, params: Params, steps: Sequence[PackedStep]) -> list[np.ndarray]:
         return [np.asarray(self.score(params, place(step.rows, self.layout))) for step in steps]
@@ -219,7 +260,7 @@ def make_learner(config: TrainConfig, model: Model, reference: Params | None) ->
 def _fresh(config: TrainConfig, options: ModelOptions) -> LoadedModel:
     """A random model for the tiny task. Its files are written beside the run, where the export finds the tokenizer."""
     source = config.out / TINY
-    tiny.write_tokenizer(source)
+    by_the_first(lambda: tiny.write_tokenizer(source))
     shape = Qwen2Config.from_hf(tiny.model_config())
     params = calm(init_params(shape, options, jax.random.key(config.seed)), shape)
     return LoadedModel(shape, options, params, Tokenizer.load(source), source)

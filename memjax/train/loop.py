@@ -5,31 +5,38 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from memjax.checkpoint import hf
 from memjax.checkpoint.store import TrainStore
 from memjax.models.qwen2 import Params
 from memjax.rewards.pool import RewardPool
+from memjax.train.attempts import Attempt
 from memjax.train.config import TrainConfig
 from memjax.train.display import Silent, Watcher
 from memjax.train.learner import (
+    Learner,
     Model,
     frozen_copy,
     make_agent,
     make_client,
     make_learner,
     make_supervised_update,
+    on_host,
+    on_own_part,
     open_model,
     rollout_weights,
 )
 from memjax.train.rollouts import (
+    Collected,
     Sampler,
     TaskSource,
     Validator,
-    rollout_metrics,
+    batch_metrics,
     step_metrics,
     validation_tasks,
     write_rollouts,
@@ -37,6 +44,7 @@ from memjax.train.rollouts import (
 from memjax.train.run import Position, Run, Stopped, config_of
 from memjax.train.sft import stage_examples, supervised_batch
 from memjax.train.step import TrainState, abstract_state, init_state, place
+from memjax.train.team import by_the_first, is_first
 
 
 def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.Event | None = None) -> Path | None:
@@ -53,16 +61,20 @@ def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.E
             state = reinforce(run, model, state, position, reference)
         except Stopped:
             return None
-        hf.save(run.model_directory, state.params, model.config, model.tokenizer)
+        params = on_host(state.params)
+        by_the_first(lambda: hf.save(run.model_directory, params, model.config, model.tokenizer))
         return run.model_directory
 
 
-def export(run: Path, target: Path) -> int:
-    """Write the model of a run's last checkpoint as a Hugging Face directory, and say after how many steps it is."""
+def export(run: Path, target: Path, *, best: bool = False) -> int:
+    """Write the model of a run's last or best checkpoint as a Hugging Face directory, and say after how many steps."""
     config = config_of(run)
     model, _ = open_model(config)
-    with TrainStore(run / "checkpoints", clean=False) as store:
-        found = store.restore(abstract_state(model.config, model.options, config.optimizer), asdict(Position()))
+    with TrainStore(run / "checkpoints", best=config.checkpoint.best, clean=False) as store:
+        if best and store.best is None:
+            raise ValueError(f"{run} has no best checkpoint: name what to judge them by in checkpoint.best")
+        abstract = abstract_state(model.config, model.options, config.optimizer)
+        found = store.restore(abstract, asdict(Position()), store.best if best else None)
     if found is None:
         raise ValueError(f"{run} holds no checkpoint yet: it has one every checkpoint.every steps")
     hf.save(target, found[0].params, model.config, model.tokenizer)
@@ -89,39 +101,68 @@ def supervise(run: Run, model: Model, state: TrainState, position: Position) -> 
 
 
 def reinforce(run: Run, model: Model, state: TrainState, position: Position, reference: Params | None) -> TrainState:
-    """The rest of the reinforcement learning: synchronous, every batch sampled with the weights that it updates."""
+    """The rest of the reinforcement learning.
+
+    Every batch is sampled with the weights that it updates or, with `rollout_ahead`, while the batch before it updates
+    them; its log-probabilities are those of the weights that sampled it either way.
+    """
     config = run.config
     if position.step == 0:
         state = init_state(state.params, model.config, model.options, config.optimizer)
-    learner, weights = make_learner(config, model, reference), rollout_weights(model)
+    learner, weights_of = make_learner(config, model, reference), rollout_weights(model)
+    weights = weights_of(state.params)
     agent = make_agent(config, model.tokenizer, max_chunks=config.agent.max_chunks)
-    client = make_client(config, model, weights(state.params))
+    client = make_client(config, model, weights)
     source, judged_by = TaskSource(config.data, config.seed), validation_tasks(config)
-    with closing(client.scheduler), RewardPool() as pool:
-        sampler = Sampler(agent, client, pool, source, config.rollout, config.seed)
+    dynamic = config.objective.dynamic_sampling
+    with closing(client.scheduler), RewardPool() as pool, ThreadPoolExecutor(1, "rollout") as beside:
+        sampler = Sampler(agent, client, pool, source, config.rollout, config.seed, dynamic)
         validator = Validator(replace(agent, max_chunks=None), client, pool, judged_by, config.validation, config.seed)
         sampler.check()
         client.warm_up()
+        kept = run.pending(position)
+        batch = sampler.from_bytes(kept) if kept else None
         if position.step == 0:
-            run.note(position, asyncio.run(validator.run()))
+            run.note(position, validator.run())
         while position.step < config.steps:
             started = time.perf_counter()
-            batch = asyncio.run(sampler.collect(position.tasks, dynamic=config.objective.dynamic_sampling))
-            sampled = time.perf_counter()
-            metrics, alarm = rollout_metrics(batch.sampled), None
-            if batch.kept:
-                state, found, alarm = learner.learn(state, batch.trajectories)
-                metrics |= found
-                asyncio.run(client.swap_weights(weights(state.params)))
+            batch = batch or _collect(run, sampler, learner, weights, position.tasks)
             position = Position(position.stage, position.step + 1, position.tasks + batch.tasks_drawn)
-            metrics |= step_metrics(batch, sampled - started, time.perf_counter() - sampled)
+            is_ahead = config.rollout_ahead and position.step < config.steps
+            share = beside.submit(sampler.own_share, position.tasks) if is_ahead else None
+            learning = time.perf_counter()
+            state, found = learner.learn(state, batch.trajectories) if batch.kept else (state, {})
+            metrics = {**batch.metrics, **found, "timing_s/update_actor": time.perf_counter() - learning}
+            following = _collect(run, sampler, learner, weights, position.tasks, share) if share else None
+            weights = weights_of(state.params)
+            asyncio.run(client.swap_weights(on_own_part(model, weights)))
+            metrics |= step_metrics(batch, time.perf_counter() - started)
             metrics["rollout/compilations"] = client.engine.compilations
-            if alarm:
-                run.watcher.say(alarm)
             if validator.is_due(position.step, config.steps):
-                metrics |= asyncio.run(validator.run())
-            if position.step % config.dump_every == 0:
+                metrics |= validator.run()
+            if position.step % config.dump_every == 0 and is_first():
                 path = config.out / "rollouts" / f"step_{position.step}.jsonl"
                 write_rollouts(path, batch.sampled, model.tokenizer.decode)
-            run.finish_step(state, position, metrics)
+            run.finish_step(state, position, metrics, partial(sampler.to_bytes, following) if following else None)
+            batch = following
     return state
+
+
+def _collect(
+    run: Run,
+    sampler: Sampler,
+    learner: Learner,
+    weights: Params,
+    first: int,
+    share: Future[list[Attempt]] | None = None,
+) -> Collected:
+    """A batch from task number `first` on, sampled with `weights`, against which it is checked."""
+    started = time.perf_counter()
+    batch = sampler.collect(first, share.result() if share else None)
+    metrics = batch_metrics(batch, time.perf_counter() - started)
+    if batch.kept:
+        found, alarm = learner.compare(weights, batch.trajectories)
+        metrics |= found
+        if alarm:
+            run.watcher.say(alarm)
+    return replace(batch, metrics=metrics)

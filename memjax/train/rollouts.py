@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,9 @@ from memjax.rewards.answers import extract_answer
 from memjax.rewards.pool import Item, RewardPool, Score
 from memjax.rollout.client import Client, ClientError
 from memjax.train.advantages import informative
+from memjax.train.attempts import Attempt, from_bytes, to_bytes
 from memjax.train.config import RolloutConfig, TaskConfig, TrainConfig, ValidationConfig
+from memjax.train.team import exchange, share_of
 from memjax.trajectory import SamplingParams, Task, Trajectory
 
 
@@ -59,27 +61,13 @@ def validation_tasks(config: TrainConfig) -> list[Task]:
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """A scored trajectory, and the task that it worked."""
-
-    task: Task
-    trajectory: Trajectory
-    reward_error: str | None = None
-
-    @property
-    def reward(self) -> float:
-        """What it is worth."""
-        assert self.trajectory.reward is not None
-        return self.trajectory.reward
-
-
-@dataclass(frozen=True)
 class Collected:
-    """A rollout batch: whole groups in the order of their tasks."""
+    """A rollout batch: whole groups in the order of their tasks. `metrics` say how it was sampled."""
 
-    sampled: list[Attempt]
-    kept: list[Attempt]  # to learn from; the others are of groups whose rewards were all equal
+    sampled: Sequence[Attempt]
+    kept: Sequence[Attempt]  # to learn from; the others are of groups whose rewards were all equal
     tasks_drawn: int  # from the training order
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -89,7 +77,11 @@ class Collected:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Whom trajectories are sampled with. Nothing but the weights changes between two steps."""
+    """Whom trajectories are sampled with. Nothing but the weights changes between two steps.
+
+    Every process samples its share of the groups with an engine of its own, then each has all of them. With `dynamic`
+    sampling, groups without variance are left out.
+    """
 
     agent: MemAgent
     client: Client
@@ -97,6 +89,7 @@ class Sampler:
     source: TaskSource
     config: RolloutConfig
     seed: int
+    dynamic: bool
 
     def check(self) -> None:
         """ValueError, before anything is sampled, where the tasks or the window cannot serve a batch."""
@@ -107,36 +100,63 @@ class Sampler:
             )
         self.agent.check_window(self.source.training(0).question, self.client.window, "rollout.max_length")
 
-    async def collect(self, first: int, *, dynamic: bool) -> Collected:
-        """A rollout batch from task number `first` of the training order on.
+    def own_share(self, first: int, groups: int | None = None) -> list[Attempt]:
+        """The groups that fall to this process, of `groups` tasks (by default a batch) from number `first` on."""
+        numbers = range(first, first + (self.config.groups if groups is None else groups))
 
-        With `dynamic` sampling, groups without variance give way to those of the next tasks, `refills` times at most:
+        async def all_groups() -> list[Attempt]:
+            return [a for group in await asyncio.gather(*map(self._group, share_of(numbers))) for a in group]
+
+        return asyncio.run(all_groups())
+
+    def collect(self, first: int, share: Sequence[Attempt] | None = None) -> Collected:
+        """A rollout batch from task number `first` of the training order on; `share` is ours where it is sampled already.
+
+        With dynamic sampling, groups without variance give way to those of the next tasks, `refills` times at most:
         near the ceiling of a task most groups have none, and a batch may stay short.
         """
-        sampled: list[Attempt] = []
-        kept: list[Attempt] = []
-        drawn = 0
-        missing = self.config.groups
-        for _ in range(1 + (self.config.refills if dynamic else 0)):
-            numbers = range(first + drawn, first + drawn + missing)
-            attempts = [a for group in await asyncio.gather(*map(self._group, numbers)) for a in group]
-            if all(attempt.trajectory.error for attempt in attempts):
-                raise ClientError(
-                    f"none of {len(attempts)} trajectories came to its end: {attempts[0].trajectory.error}"
-                )
-            drawn += missing
-            keep_N = _informative(attempts) if dynamic else [True] * len(attempts)
-            sampled += attempts
-            kept += [attempt for attempt, keep in zip(attempts, keep_N, strict=True) if keep]
-            missing = self.config.groups - len(kept) // self.config.samples
+        batch = self._batch([])
+        for _ in range(1 + (self.config.refills if self.dynamic else 0)):
+            missing = self.config.groups - len(batch.kept) // self.config.samples
             if not missing:
                 break
-        return Collected(sampled, kept, drawn)
+            share = self.own_share(first + batch.tasks_drawn, missing) if share is None else share
+            sampled = [*batch.sampled, *self._of_all(share)]
+            share = None
+            if all(attempt.trajectory.error for attempt in sampled):
+                raise ClientError(f"none of {len(sampled)} trajectories came to its end: {sampled[0].trajectory.error}")
+            batch = self._batch(sampled)
+        return batch
+
+    def to_bytes(self, batch: Collected) -> bytes:
+        """A batch that is still to be learned from, for a run that goes on elsewhere."""
+        return to_bytes(batch.sampled, batch.metrics)
+
+    def from_bytes(self, data: bytes) -> Collected:
+        """The batch that `to_bytes` kept."""
+        attempts, metrics = from_bytes(data, self._task)
+        return replace(self._batch(attempts), metrics=metrics)
+
+    def _batch(self, sampled: Sequence[Attempt]) -> Collected:
+        keep_N = _informative(sampled) if self.dynamic else [True] * len(sampled)
+        kept = [attempt for attempt, keep in zip(sampled, keep_N, strict=True) if keep]
+        return Collected(sampled, kept, len(sampled) // self.config.samples)
+
+    def _of_all(self, share: Sequence[Attempt]) -> Sequence[Attempt]:
+        parts = exchange(to_bytes(share))
+        if len(parts) == 1:
+            return share
+        attempts = [attempt for part in parts for attempt in from_bytes(part, self._task)[0]]
+        return sorted(attempts, key=lambda attempt: int(attempt.trajectory.group_id))
 
     async def _group(self, number: int) -> Sequence[Attempt]:
-        task = replace(self.source.training(number), group=str(number))
+        task = self._task(str(number))
         sampling = SamplingParams(temperature=self.config.temperature)
         return await answer_task(self.agent, task, self.client, self.pool, sampling, self.config.samples, self.seed)
+
+    def _task(self, group: str) -> Task:
+        """The task whose number in the training order names the group."""
+        return replace(self.source.training(int(group)), group=group)
 
 
 @dataclass(frozen=True)
@@ -154,24 +174,33 @@ class Validator:
         """Whether to validate after this step: every so often, and after the last one."""
         return step % self.config.every == 0 or step == steps
 
-    async def run(self) -> dict[str, float]:
+    def run(self) -> dict[str, float]:
         """Mean reward, and mean over tasks of the best of the samples; nothing without tasks."""
         if not self.tasks:
             return {}
         started = time.perf_counter()
         samples = self.config.samples
-        sampling = SamplingParams(temperature=self.config.temperature, top_p=self.config.top_p)
-        seed = derive_seed(self.seed, "validation")
-        attempts = await asyncio.gather(
-            *(answer_task(self.agent, task, self.client, self.pool, sampling, samples, seed) for task in self.tasks)
-        )
-        rewards = np.array([[attempt.reward for attempt in group] for group in attempts])
+        own = [[attempt.reward, attempt.trajectory.error is not None] for attempt in asyncio.run(self._own_share())]
+        found = b"".join(exchange(np.array(own, np.float64).tobytes()))
+        # Tasks stand in the order of the processes that answered them, which no mean looks at.
+        rewards, failed = np.frombuffer(found, np.float64).reshape(-1, samples, 2).transpose(2, 0, 1)
         return {
             f"val/reward/mean@{samples}": float(rewards.mean()),
             f"val/reward/best@{samples}": float(rewards.max(axis=1).mean()),
-            "val/failed": sum(attempt.trajectory.error is not None for group in attempts for attempt in group),
+            "val/failed": float(failed.sum()),
             "timing_s/testing": time.perf_counter() - started,
         }
+
+    async def _own_share(self) -> list[Attempt]:
+        sampling = SamplingParams(temperature=self.config.temperature, top_p=self.config.top_p)
+        seed = derive_seed(self.seed, "validation")
+        groups = await asyncio.gather(
+            *(
+                answer_task(self.agent, task, self.client, self.pool, sampling, self.config.samples, seed)
+                for task in share_of(self.tasks)
+            )
+        )
+        return [attempt for group in groups for attempt in group]
 
 
 async def answer_task(
@@ -224,21 +253,22 @@ def rollout_metrics(attempts: Sequence[Attempt]) -> dict[str, float]:
     }
 
 
-def step_metrics(batch: Collected, sampling: float, learning: float) -> dict[str, float]:
-    """What a step drew and how fast, given the seconds of its two halves."""
+def batch_metrics(batch: Collected, seconds: float) -> dict[str, float]:
+    """What sampling a batch took and gave."""
     sampled = [attempt.trajectory for attempt in batch.sampled]
-    tokens = sum(len(c.token_ids) for t in sampled for c in t.conversations)
-    document_tokens = sum(t.counters.get("document_tokens", 0) for t in sampled)
     dropped = {t.group_id for t in sampled} - {t.group_id for t in batch.trajectories}
-    return {
+    return rollout_metrics(batch.sampled) | {
         "rollout/tasks_drawn": batch.tasks_drawn,
         "rollout/groups_dropped": len(dropped),
-        "rollout/doc_tokens_per_s": document_tokens / sampling,
-        "timing_s/gen": sampling,
-        "timing_s/update_actor": learning,
-        "timing_s/step": sampling + learning,
-        "perf/throughput": tokens / (sampling + learning),
+        "rollout/tokens": sum(len(c.token_ids) for t in sampled for c in t.conversations),
+        "rollout/doc_tokens_per_s": sum(t.counters.get("document_tokens", 0) for t in sampled) / seconds,
+        "timing_s/gen": seconds,
     }
+
+
+def step_metrics(batch: Collected, seconds: float) -> dict[str, float]:
+    """How fast a step was from end to end."""
+    return {"timing_s/step": seconds, "perf/throughput": batch.metrics["rollout/tokens"] / seconds}
 
 
 def write_rollouts(path: Path, attempts: Iterable[Attempt], decode: Callable[[Sequence[int]], str]) -> None:

@@ -1,7 +1,8 @@
 """A run's directory: its config, its position, its checkpoints and its log, so that it can go on wherever it stopped.
 
 config.json     what the run was started with
-checkpoints/    the last states
+checkpoints/    the last states, and the best
+pending/        batches that were sampled ahead, one beside each checkpoint
 metrics.jsonl   a line for each step
 rollouts/       some batches, to be read by people
 model/          the trained model, at the end
@@ -10,16 +11,17 @@ model/          the trained model, at the end
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memjax.checkpoint.store import TrainStore
-from memjax.metrics import MetricsLog
 from memjax.tokenizer_files import read_json, write_json
 from memjax.train.config import TrainConfig, as_json, refuse_other_run
-from memjax.train.display import Watcher
+from memjax.train.display import Silent, Watcher
+from memjax.train.logs import Log, open_logs
 from memjax.train.step import TrainState
+from memjax.train.team import anywhere, by_the_first, is_first
 
 
 class Stopped(Exception):  # noqa: N818  (it is no error)
@@ -48,22 +50,19 @@ def config_of(out: Path) -> TrainConfig:
 
 
 class Run:
-    """An open run directory. Use as a context manager.
+    """An open run directory. Use as a context manager; of several processes each has one, and the first writes.
 
-    Raises ValueError where the directory holds a run that this config cannot go on with. `stop`, once set, ends the run
-    after the step under way.
+    Raises ValueError where the directory holds a run that this config cannot go on with. `stop`, once set in any
+    process, ends the run in all of them after the step under way.
     """
 
     def __init__(self, config: TrainConfig, watcher: Watcher, stop: threading.Event):
-        self.config, self.watcher, self._stop = config, watcher, stop
-        config.out.mkdir(parents=True, exist_ok=True)
-        before = read_json(config.out / "config.json")
-        if before is not None:
-            refuse_other_run(before, config)
-        write_json(config.out / "config.json.partial", as_json(config))
-        (config.out / "config.json.partial").replace(config.out / "config.json")
-        self._store = TrainStore(config.out / "checkpoints", config.checkpoint.keep)
-        self._log = MetricsLog(config.out / "metrics.jsonl", self._store.latest or 0)
+        self.config, self._stop = config, stop
+        self.watcher = watcher if is_first() else Silent()
+        by_the_first(self._prepare)
+        self._store = TrainStore(config.out / "checkpoints", config.checkpoint.keep, best=config.checkpoint.best)
+        self._logs: list[Log] = []
+        by_the_first(lambda: self._logs.extend(open_logs(config, self._store.latest or 0)))
 
     @property
     def model_directory(self) -> Path:
@@ -79,32 +78,84 @@ class Run:
         self.watcher.say(f"going on after step {position.total(self.config)} of {self.config.total_steps}")
         return state, position
 
+    def pending(self, position: Position) -> bytes | None:
+        """The batch that was sampled ahead when the checkpoint at `position` was written."""
+        path = self._pending_path(position.total(self.config))
+        return path.read_bytes() if path.exists() else None
+
     def note(self, position: Position, metrics: Mapping[str, float]) -> None:
         """Log what was measured between two steps."""
-        self._log.write(position.total(self.config), {"stage": self._stage_name(position), **metrics})
+        for log in self._logs:
+            log.write(position.total(self.config), {"stage": self._stage_name(position), **metrics})
 
-    def finish_step(self, state: TrainState, position: Position, metrics: Mapping[str, float]) -> None:
-        """Log and show a step, and keep its state if it is time to. Raises Stopped once asked to stop."""
+    def finish_step(
+        self,
+        state: TrainState,
+        position: Position,
+        metrics: Mapping[str, float],
+        pending: Callable[[], bytes] | None = None,
+    ) -> None:
+        """Log and show a step, and keep its state if it is time to. Raises Stopped once asked to stop.
+
+        `pending` makes the bytes of a batch that is sampled and not yet learned from.
+        """
         config, steps = self.config, self._stage_steps(position)
         self.note(position, metrics)
         self.watcher.step(self._stage_name(position), position.step, steps, metrics)
-        stopping = self._stop.is_set()
-        if stopping or position.step == steps or position.step % config.checkpoint.every == 0:
-            failures = self._store.failures
-            self._store.save(position.total(config), state, asdict(position))
-            if stopping:
-                self._store.wait()
-            if self._store.failures > failures:
-                self.watcher.say(
-                    f"A CHECKPOINT COULD NOT BE WRITTEN in {config.out}: is the disk full? Training goes on"
-                )
+        stopping = anywhere(self._stop.is_set())
+        value = metrics.get(config.checkpoint.best) if config.checkpoint.best else None
+        due = position.step == steps or position.step % config.checkpoint.every == 0
+        if stopping or due or self._store.is_best(value):
+            self._keep(state, position, value, pending)
         if stopping:
+            self._store.wait()
             raise Stopped
+
+    def _keep(
+        self, state: TrainState, position: Position, value: float | None, pending: Callable[[], bytes] | None
+    ) -> None:
+        failures, total = self._store.failures, position.total(self.config)
+        try:
+            if pending is not None:
+                by_the_first(lambda: self._write_pending(total, pending()))
+            self._store.save(total, state, asdict(position), value)
+        except (OSError, ValueError) as error:  # the boundary to the disk: a run must not end because it is full
+            self.watcher.say(str(error))
+            self._store.failures += 1
+        if self._store.failures > failures:
+            self.watcher.say(
+                f"A CHECKPOINT COULD NOT BE WRITTEN in {self.config.out}: is the disk full? Training goes on"
+            )
+
+    def _prepare(self) -> None:
+        """Write the config, unless the directory holds another run."""
+        out = self.config.out
+        out.mkdir(parents=True, exist_ok=True)
+        before = read_json(out / "config.json")
+        if before is not None:
+            refuse_other_run(before, self.config)
+        write_json(out / "config.json.partial", as_json(self.config))
+        (out / "config.json.partial").replace(out / "config.json")
+
+    def _pending_path(self, total: int) -> Path:
+        return self.config.out / "pending" / f"{total}.npz"
+
+    def _write_pending(self, total: int, data: bytes) -> None:
+        """Write a batch beside the checkpoint to come, and drop those whose checkpoints are gone."""
+        path = self._pending_path(total)
+        path.parent.mkdir(exist_ok=True)
+        for other in path.parent.glob("*.npz"):
+            if int(other.stem) not in self._store.steps:
+                other.unlink()
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(data)
+        partial.replace(path)
 
     def close(self) -> None:
         """Finish what is being written."""
         self._store.close()
-        self._log.close()
+        for log in self._logs:
+            log.close()
 
     def __enter__(self) -> Run:
         return self

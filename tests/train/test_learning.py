@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from memjax.data.tasks import write_tasks
 from memjax.data.tiny import TinyTasks
 from memjax.metrics import read_metrics
+from memjax.train.attempts import Attempt
 from memjax.train.loop import train
 from memjax.train.rollouts import Collected, Sampler
 from tests.train.tiny_run import tiny_run
@@ -63,8 +65,8 @@ def test_sampled_reward_does_not_rise_when_rewards_are_shuffled(
 ) -> None:
     collect, rng = Sampler.collect, random.Random(0)
 
-    async def shuffled(sampler: Sampler, first: int, *, dynamic: bool) -> Collected:
-        batch = await collect(sampler, first, dynamic=dynamic)
+    def shuffled(sampler: Sampler, first: int, share: Sequence[Attempt] | None = None) -> Collected:
+        batch = collect(sampler, first, share)
         rewards = [attempt.reward for attempt in batch.kept]
         rng.shuffle(rewards)
         return replace(

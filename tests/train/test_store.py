@@ -103,3 +103,21 @@ def test_a_full_disk_is_counted_and_the_checkpoint_before_it_stays(tmp_path: Pat
         store.save(3, {"x": jnp.ones(3)}, {})
     with TrainStore(tmp_path) as store:
         assert store.latest == 3
+
+
+def test_the_best_checkpoint_stays_besides_the_last_and_is_known_again(tmp_path: Path) -> None:
+    values = [0.2, None, 0.7, 0.7, 0.1, None, 0.3]
+    with TrainStore(tmp_path, keep=2, best="reward") as store:
+        assert store.best is None
+        assert store.is_best(0.0)
+        for step, value in enumerate(values):
+            store.save(step, {"x": jnp.full(3, step)}, {"step": step}, value)
+    with TrainStore(tmp_path, keep=2, best="reward") as store:
+        assert store.steps == [3, 5, 6]
+        assert (store.best, store.latest) == (3, 6)
+        assert not store.is_best(0.7)
+        assert not store.is_best(None)
+        assert store.is_best(0.8)
+        found = store.restore(like({"x": jnp.ones(3)}), {"step": 0}, step=store.best)
+    assert found is not None
+    assert found[1] == {"step": 3}
