@@ -219,7 +219,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(engine, loaded, tmp_path, page,
         expect(field).to_be_focused()
         field.fill("wrong")
         field.press("Enter")
-        expect(page.get_by_role("alert")).to_contain_text("API key is missing or wrong")
+        expect(page.get_by_role("alert")).to_contain_text("no key of this server")
         field.fill("secret")
         field.press("Enter")
         expect(page.get_by_role("alert")).to_be_hidden()

@@ -15,6 +15,10 @@ export function setKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
+export function hasKey() {
+  return sessionStorage.getItem(KEY) !== null;
+}
+
 export const server = {
   ready: () => json("/ready"),
   list: async () => (await json(ANSWERS)).data,

@@ -4,7 +4,7 @@
 //   #run-1234      a reading of this server; #run-1234/5 its fifth piece
 //   at /trace      the trace that `memjax view` was called with; #5 its fifth piece
 
-import { ServerError, eventsOf, server, setKey, viewedTrace } from "./api.js";
+import { ServerError, eventsOf, hasKey, server, setKey, viewedTrace } from "./api.js";
 import { showAsk } from "./ask_view.js";
 import { byId, clear, element, listen, show } from "./dom.js";
 import { Reading, fromTrace } from "./reading.js";
@@ -107,14 +107,18 @@ function say(error, more = "") {
   const box = clear(byId("problem"));
   show(box, error !== null);
   if (error === null) return;
-  box.append(element("p", {}, `${error.message}${more}`));
-  if (error.status === 401) {
-    show("key-box", true);
-    byId("key-box").open = true;
-    byId("key").focus();
-  } else if (error.status === 404 && !onTrace) {
+  if (error.status === 401) askForKey(box);
+  else box.append(element("p", {}, `${error.message}${more}`));
+  if (error.status === 404 && !onTrace) {
     box.append(element("p", {}, element("a", { href: "/" }, "Begin another reading")));
   }
+}
+
+function askForKey(box) {
+  box.append(element("p", {}, hasKey() ? "This is no key of this server." : "Enter the API key of this server above."));
+  show("key-box", true);
+  byId("key-box").open = true;
+  byId("key").focus();
 }
 
 /** Say which model is served, and wait until it takes requests. */

@@ -180,6 +180,7 @@ export class ReadingView {
     show("dropped-legend", withDropped);
     const slider = byId("slider");
     Object.assign(slider, { max: Math.max(last, 1), value: this.shown });
+    slider.style.width = `${(100 * last) / this.expected}%`; // it ends under the last bar
     slider.setAttribute("aria-valuetext", `${this.shown} of ${last}`);
     byId("previous").disabled = this.shown <= 1;
     byId("next").disabled = this.shown >= last;
