@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import yaml
@@ -13,13 +14,30 @@ from pydantic import BaseModel, ValidationError
 Config = TypeVar("Config", bound=BaseModel)
 
 
-def load_config(cls: type[Config], path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+class ConfigError(ValueError):
+    """A key that lacks a value or cannot have the one it was given, for callers that call keys by other names.
+
+    `key` is dotted, and empty where several keys contradict each other; `problem` is a sentence without the key.
+    """
+
+    def __init__(self, key: str, problem: str, *, missing: bool = False):
+        super().__init__(f"{key}: {problem}" if key else problem)
+        self.key, self.problem, self.missing = key, problem, missing
+
+
+def load_config(
+    cls: type[Config],
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
+    given: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
     """Build a `cls` from a YAML file and overrides such as "optimizer.lr=1e-6"; the later of two overrides wins.
 
-    A value is read as YAML. Raises ValueError for a file that cannot be read, a key that `cls` does not have (naming
-    the nearest one that it has) and a value of the wrong type or range.
+    An override's value is read as YAML; `given` are values of top-level keys that need no reading. Raises ValueError
+    for a file that cannot be read, a key that `cls` does not have (naming the nearest one that it has) and, as
+    ConfigError, a value that is missing or of the wrong type or range.
     """
-    values = _read_yaml(path) if path else {}
+    values = {**(_read_yaml(path) if path else {}), **given}
     for override in overrides:
         _set(values, override)
     unknown = sorted(set(_leaves(values, cls)) - set(known := _keys(cls)))
@@ -28,8 +46,17 @@ def load_config(cls: type[Config], path: Path | None = None, overrides: Sequence
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from None
+        raise _config_error(error.errors()[0]) from None
+
+
+def _config_error(error: Any) -> ConfigError:
+    """What one pydantic error says."""
+    key = ".".join(map(str, error["loc"]))
+    if error["type"] == "value_error":  # raised by a validator of ours: a sentence, and the input may be everything
+        return ConfigError(key, str(error["ctx"]["error"]))
+    if error["type"] == "missing":
+        return ConfigError(key, "has no value, and there is no default", missing=True)
+    return ConfigError(key, f"{error['msg']}, got {error['input']!r}")
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

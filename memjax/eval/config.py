@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from memjax import config
 from memjax.agents.base import Budgets
 from memjax.eval.suites import SUITES, Suite, suite_named
 
@@ -23,19 +22,15 @@ _MISSING = {
 
 
 def load_config(path: Path | None, given: Mapping[str, Any]) -> EvalConfig:
-    """The config of a YAML file with `given` over it. ValueError, in one sentence, for whatever is wrong with them."""
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            values = yaml.safe_load(path.read_text("utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ValueError(f"{path} cannot be read as YAML: {error}") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"{path} must hold keys and values, not a {type(values).__name__}")
+    """The config of a YAML file with options over it. ValueError, which names the option, for what is wrong."""
     try:
-        return EvalConfig.model_validate({**values, **given})
-    except ValidationError as error:
-        raise ValueError(_sentence(error.errors()[0], given)) from None
+        return config.load_config(EvalConfig, path, given=given)
+    except config.ConfigError as error:
+        if error.missing:
+            raise ValueError(_MISSING[error.key]) from None
+        if error.key in given and error.key != "suite":  # the one that is an argument
+            raise ValueError(f"--{error.key.replace('_', '-')}: {error.problem}") from None
+        raise
 
 
 class EvalConfig(BaseModel):
@@ -131,18 +126,3 @@ class EvalConfig(BaseModel):
         for name in ("question", "chunk", "memory", "answer"):
             fields[f"{name}_tokens"] = getattr(self.budgets, name)
         return fields
-
-
-def _sentence(error: Any, given: Mapping[str, Any]) -> str:
-    """What one pydantic error says, in terms of the option or the key that a person wrote."""
-    key = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, EvalConfig.model_fields, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f" (keys: {', '.join(EvalConfig.model_fields)})"
-        return f"there is no key {key!r} in an evaluation{hint}"
-    if error["type"] == "missing":
-        return _MISSING[key]
-    if error["type"] == "value_error":
-        return str(error["ctx"]["error"])
-    name = f"--{key.replace('_', '-')}" if key in given else key
-    return f"{name} is {error['input']!r}: {error['msg']}"

@@ -146,8 +146,8 @@ def test_a_directory_made_with_other_budgets_is_refused(tmp_path, tasks):
         (["file", "--out", "o", "--data", "r.jsonl"], "such as tasks=r.jsonl, got 'r.jsonl'"),
         (["ruler", "--out", "o", "--data", "squat=x"], "ruler has no use for data 'squat'; it takes squad, hotpotqa"),
         (["hotpotqa", "--out", "o", "--data", "hotpotqa=x", "--lengths", "7k"], "leave --lengths out"),
-        (["smoke", "--out", "o", "--samples", "0"], "--samples is 0"),
-        (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read as YAML"),
+        (["smoke", "--out", "o", "--samples", "0"], "--samples: Input should be greater than or equal to 1, got 0"),
+        (["--config", "nowhere.yaml"], "there is no config file nowhere.yaml"),
         (["smoke", "--out", "o"], "no model given: --model takes"),
         (["ruler", "--out", "o", "--tasks", "qa_1"], "qa_1 asks the questions of squad: give --data squad=PATH"),
         (["file", "--out", "o", "--data", "tasks=r.jsonl"], "there is no r.jsonl, which --data tasks=PATH names"),
@@ -178,9 +178,8 @@ def test_lengths_that_cannot_be_had_are_refused(tmp_path, lengths, message):
 def test_an_unknown_key_of_a_config_file_names_the_nearest(tmp_path):
     (tmp_path / "c.yaml").write_text("suite: smoke\nout: o\nchunk_token: 5\n")
     result = invoke("--config", tmp_path / "c.yaml")
-    assert "there is no key 'chunk_token' in an evaluation; did you mean 'chunk_tokens'?" in " ".join(
-        result.output.split()
-    )
+    assert "unknown config key chunk_token " in result.output
+    assert "did you mean chunk_tokens?" in result.output
 
 
 def test_a_malformed_task_line_is_named(tmp_path, tasks):
