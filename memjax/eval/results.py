@@ -43,6 +43,7 @@ class Row:
     config_hash: str
     doc_hash: str
     prompt_hash: str
+    question: str = ""
     error: str | None = None
     metric_errors: tuple[str, ...] = ()  # metrics that crashed or hung; each counts as 0
     attempt: int = 1
@@ -113,7 +114,7 @@ class Row:
 
 
 _PLAIN = (
-    "error", "attempt", "model", "commit", "config_hash", "document_tokens", "dropped_tokens", "model_calls",
+    "question", "error", "attempt", "model", "commit", "config_hash", "document_tokens", "dropped_tokens", "model_calls",
     "prompt_tokens", "cached_tokens", "generated_tokens", "truncated_replies", "started", "seconds",
 )  # fmt: skip
 

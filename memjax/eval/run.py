@@ -78,6 +78,7 @@ class Evaluator:
             config_hash=self.config_hash,
             doc_hash=job.doc_hash,
             prompt_hash=recorder.prompt_hash,
+            question=job.task.question,
             error=trajectory.error,
             metric_errors=scores.errors,
             document_tokens=int(counts.get("document_tokens", 0)),
