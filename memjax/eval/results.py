@@ -114,8 +114,8 @@ class Row:
 
 
 _PLAIN = (
-    "question", "error", "attempt", "model", "commit", "config_hash", "document_tokens", "dropped_tokens", "model_calls",
-    "prompt_tokens", "cached_tokens", "generated_tokens", "truncated_replies", "started", "seconds",
+    "question", "error", "attempt", "model", "commit", "config_hash", "document_tokens", "dropped_tokens",
+    "model_calls", "prompt_tokens", "cached_tokens", "generated_tokens", "truncated_replies", "started", "seconds",
 )  # fmt: skip
 
 
