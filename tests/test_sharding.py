@@ -1,5 +1,7 @@
 """Meshes, and logical axes on them."""
 
+from dataclasses import dataclass
+
 import jax
 import pytest
 from jax.sharding import PartitionSpec
@@ -55,3 +57,16 @@ def test_one_process_needs_no_start_and_half_a_job_is_refused(monkeypatch):
     monkeypatch.setenv("JAX_PROCESS_ID", "2")
     with pytest.raises(ValueError, match="JAX_PROCESS_ID 2"):
         start_distributed()
+
+
+@dataclass(frozen=True)
+class FakeDevice:
+    id: int
+    process_index: int
+
+
+def test_the_devices_of_one_process_are_neighbours_on_the_last_axis():
+    # As on a TPU slice, where ids run along rows that cross the hosts.
+    devices = [FakeDevice(id=i, process_index=i // 2 % 2) for i in range(8)]
+    mesh = make_mesh(data=2, tensor=4, devices=devices)
+    assert [[device.id for device in row] for row in mesh.devices[:, 0]] == [[0, 1, 4, 5], [2, 3, 6, 7]]

@@ -152,7 +152,10 @@ class Qwen2(nnx.Module):
         cache: KVCache | None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         with jax.named_scope("embed"):
-            x_BTD = self.embed_tokens.weight[...][tokens_BT].astype(self.options.compute_dtype)
+            # A table split over its D axis, as in training, is gathered before the lookup: devices look up other rows
+            # each, and the compiler would gather those, whole, on all of them.
+            table_VD = constrain(self.embed_tokens.weight[...], self.options.layout, ("vocab", None))
+            x_BTD = table_VD[tokens_BT].astype(self.options.compute_dtype)
         rope = rope_tables(self.config.rope, self.config.head_dim, positions_BT)
 
         run = self._scanned if self.options.scan_layers else self._unrolled

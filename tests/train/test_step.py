@@ -235,3 +235,13 @@ def test_parameters_that_are_not_float32_are_refused():
         make_update(
             CONFIG, ModelOptions(param_dtype=jnp.bfloat16), LOGPROBS, OPTIMIZER, partial(objective_loss, OBJECTIVE)
         )
+
+
+def test_the_lookup_of_tokens_is_never_whole_on_every_device(capfd):
+    """The compiler warns where it can only go from one layout to another through a copy of everything everywhere."""
+    jax.clear_caches()
+    options = on_mesh(2, 2, 2)
+    gradient_function.__wrapped__(options).lower(
+        abstract_state(CONFIG, options, OPTIMIZER).params, batch_of(packed_step())
+    ).compile()
+    assert "full rematerialization" not in capfd.readouterr().err
