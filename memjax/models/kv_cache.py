@@ -39,6 +39,11 @@ def cache_length(cache: KVCache) -> int:
     return cache[0].k.shape[-2]
 
 
+def cache_rows(cache: KVCache) -> int:
+    """How many slots it has."""
+    return cache[0].k.shape[-4]
+
+
 def abstract_cache(
     config: Qwen2Config, options: ModelOptions, batch: int, length: int, dtype: DTypeLike | None = None
 ) -> KVCache:

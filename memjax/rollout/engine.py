@@ -4,12 +4,12 @@ Prefill only fills a cache; `generate` decodes the last prompt token again, so t
 prefix serves any number of samples. A slot ends on the device, and its randomness is fold_in(key of its seed, step):
 the same seed gives the same tokens whatever else is in the batch.
 
-Letters: B slots, T query time, V vocabulary.
+Letters: B slots or rows, R rows, T query time, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from memjax.models.config import ModelOptions, Qwen2Config
 from memjax.models.kv_cache import KVCache
 from memjax.rollout import jetstream
 from memjax.rollout.programs import Programs, State
-from memjax.rollout.shapes import EngineConfig, pieces, rung
+from memjax.rollout.shapes import EngineConfig, Start, pieces, rung
 from memjax.rollout.weights import WeightStore
 from memjax.sharding import ROLLOUT, Layout
 from memjax.trajectory import SamplingParams
@@ -47,6 +47,40 @@ class Prefix:
     def capacity(self) -> int:
         """The cache entries that it holds in memory."""
         return kv_cache.cache_length(self.cache)
+
+    @property
+    def rows(self) -> int:
+        """How many slots one call fills from it."""
+        return 1
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The length, as PrefixRows has it."""
+        return (self.length,)
+
+    @property
+    def last_tokens(self) -> tuple[int, ...]:
+        """The last token, as PrefixRows has it."""
+        return (self.last_token,)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["cache"], meta_fields=["lengths", "last_tokens", "version"])
+@dataclass(frozen=True)
+class PrefixRows:
+    """As Prefix, of several prompts that were prefilled together: row i of the cache belongs to prompt i.
+
+    It lacks the entries of the last tokens, which are decoded again in any case.
+    """
+
+    cache: KVCache
+    lengths: tuple[int, ...]
+    last_tokens: tuple[int, ...]
+    version: int
+
+    @property
+    def rows(self) -> int:
+        """How many slots one call fills from it."""
+        return kv_cache.cache_rows(self.cache)
 
 
 @dataclass(frozen=True)
@@ -188,18 +222,9 @@ class Engine(jetstream.Engine):
 
         `sample` picks a stream of the sampling's seed (None counts as 0); `eos` stands in for the model's end ids.
         """
-        room = self.config.max_length - prefix.length
-        if room < (sampling.max_tokens if sampling else 1):
-            raise ValueError(
-                f"{prefix.length} prompt tokens leave {room} of max_length {self.config.max_length}, "
-                f"{sampling.max_tokens if sampling else 1} are asked for"
-            )
-        sampling = sampling or SamplingParams(max_tokens=room, temperature=0.0)
-        row = self._row(prefix, sampling, sample, self.eos_ids if eos is None else eos)
-        device = self.programs.get("insert", prefix.capacity)(decode_state.device, prefix.cache, np.int32(slot), row)
-        positions, ends = decode_state.positions.copy(), decode_state.ends.copy()
-        positions[slot], ends[slot] = prefix.length - 1, prefix.length - 1 + sampling.max_tokens
-        return DecodeState(device, positions, ends)
+        if sampling is None:
+            sampling = SamplingParams(max_tokens=max(1, self.config.max_length - prefix.length), temperature=0.0)
+        return self.insert_rows(prefix, decode_state, [(0, slot, sampling, sample)], eos=eos)
 
     def generate(self, params: WeightStore, decode_state: DecodeState) -> tuple[DecodeState, SampledTokens]:
         """Draw one token in every live slot."""
@@ -258,6 +283,56 @@ class Engine(jetstream.Engine):
 
     # -- beyond JetStream
 
+    @property
+    def batches(self) -> Mapping[int, int]:
+        """How many prompts `prefill_rows` takes, by the length that their tokens but the last are padded to."""
+        return self.config.batches
+
+    @property
+    def batches_alone(self) -> bool:
+        """Whether `prefill_rows` takes short prompts without company too, so that their bits are always the same."""
+        return self.config.one_window
+
+    def prefill_rows(self, *, params: WeightStore, prompts: Sequence[np.ndarray], length: int) -> PrefixRows:
+        """Prefill prompts by one program, as many as `batches` has for `length`, or fewer."""
+        ids_BT = np.zeros((self.config.batches[length], length), np.int32)
+        for row, prompt in enumerate(prompts):
+            ids_BT[row, : len(prompt) - 1] = prompt[:-1]
+        weights = params.current
+        cache = self.programs.get("prefill_rows", *ids_BT.shape)(weights.params, ids_BT)
+        lengths, last_tokens = tuple(map(len, prompts)), tuple(int(prompt[-1]) for prompt in prompts)
+        return PrefixRows(cache, lengths, last_tokens, weights.version)
+
+    def insert_rows(
+        self,
+        prefix: Prefix | PrefixRows,
+        decode_state: DecodeState,
+        starts: Sequence[Start],
+        *,
+        eos: Sequence[int] | None = None,
+    ) -> DecodeState:
+        """Start decoding in up to `prefix.rows` slots at once, each from any row of the prefix, which stays as it is.
+
+        `eos` stands in for the model's end ids.
+        """
+        for row, _, sampling, _ in starts:
+            length = prefix.lengths[row]
+            if (room := self.config.max_length - length) < sampling.max_tokens:
+                raise ValueError(
+                    f"{length} prompt tokens leave {room} of max_length {self.config.max_length}, "
+                    f"{sampling.max_tokens} are asked for"
+                )
+        padded = [*starts, *[starts[-1]] * (prefix.rows - len(starts))]  # doing one twice changes nothing
+        source_R = np.asarray([row for row, *_ in padded], np.int32)
+        slot_R = np.asarray([slot for _, slot, *_ in padded], np.int32)
+        started = self._started(prefix, padded, self.eos_ids if eos is None else eos)
+        insert = self.programs.get("insert", prefix.rows, kv_cache.cache_length(prefix.cache))
+        device = insert(decode_state.device, prefix.cache, source_R, slot_R, started)
+        positions, ends = decode_state.positions.copy(), decode_state.ends.copy()
+        positions[slot_R] = started["position"]
+        ends[slot_R] = started["position"] + started["max_tokens"]
+        return DecodeState(device, positions, ends)
+
     def release(self, decode_state: DecodeState, slot: int) -> DecodeState:
         """Stop a slot: from the next step on it is dead on the device too."""
         ends = decode_state.ends.copy()
@@ -273,20 +348,27 @@ class Engine(jetstream.Engine):
         """Programs that had to be compiled after `warm_up`: 0, unless there is a mistake."""
         return self.programs.compilations
 
-    def _row(self, prefix: Prefix, sampling: SamplingParams, sample: int, eos: Sequence[int]) -> dict[str, Any]:
-        seed = sampling.seed or 0
+    def _started(
+        self, prefix: Prefix | PrefixRows, starts: Sequence[Start], eos: Sequence[int]
+    ) -> dict[str, np.ndarray]:
+        """What `Programs.abstract_rows` names, for each start."""
         if len(eos) > self._eos_width:
             raise ValueError(f"a slot has room for {self._eos_width} end-of-sequence ids, got {len(eos)}")
+        count, seeds = len(starts), [sampling.seed or 0 for _, _, sampling, _ in starts]
+
+        def of_sampling(name: str, dtype: type) -> np.ndarray:
+            return np.asarray([getattr(sampling, name) for _, _, sampling, _ in starts], dtype)
+
         return {
-            "token": np.int32(prefix.last_token),
-            "position": np.int32(prefix.length - 1),
-            "taken": np.int32(0),
-            "live": np.bool_(True),
-            "key": np.asarray([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32),
-            "temperature": np.float32(sampling.temperature),
-            "top_p": np.float32(sampling.top_p),
-            "top_k": np.int32(sampling.top_k),
-            "max_tokens": np.int32(sampling.max_tokens),
-            "eos": np.asarray([*eos, *[-1] * (self._eos_width - len(eos))], np.int32),
-            "sample": np.uint32(sample),
+            "token": np.asarray([prefix.last_tokens[row] for row, *_ in starts], np.int32),
+            "position": np.asarray([prefix.lengths[row] - 1 for row, *_ in starts], np.int32),
+            "taken": np.zeros(count, np.int32),
+            "live": np.ones(count, np.bool_),
+            "key": np.asarray([[seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF] for seed in seeds], np.uint32),
+            "temperature": of_sampling("temperature", np.float32),
+            "top_p": of_sampling("top_p", np.float32),
+            "top_k": of_sampling("top_k", np.int32),
+            "max_tokens": of_sampling("max_tokens", np.int32),
+            "eos": np.asarray([[*eos, *[-1] * (self._eos_width - len(eos))]] * count, np.int32),
+            "sample": np.asarray([sample for *_, sample in starts], np.uint32),
         }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,31 @@ class LocalClient:
         """What the scheduler has done so far."""
         return self.scheduler.counters
 
+    @property
+    def slots(self) -> int:
+        """Replies that are decoded side by side."""
+        return self.engine.max_concurrent_decodes
+
+    @property
+    def running(self) -> int:
+        """Slots in use."""
+        return self.scheduler.running
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be submitted any more; None while the engine works."""
+        return self.scheduler.failure
+
+    @property
+    def compilations(self) -> int:
+        """Programs that were compiled after the warm-up."""
+        return self.engine.compilations
+
+    @property
+    def weights_version(self) -> int:
+        """Of the weights that run."""
+        return self.engine.weights.current.version
+
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile every program ahead, reporting (done, all of them); without it, each when it is first needed."""
         self.engine.warm_up(progress)
@@ -77,8 +103,21 @@ class LocalClient:
     ) -> list[Completion]:
         """Draw `params.n` completions; `on_token` is called from the engine's thread."""
         rendered = self.tokenizer.render_prompt(prompt)
-        future = self.scheduler.submit(rendered.ids, params, shared=rendered.shared, on_token=on_token)
+        future = self.submit(rendered.ids, params, shared=rendered.shared, on_token=on_token)
         return await asyncio.wrap_future(future)
+
+    def submit(
+        self, ids: Sequence[int], params: SamplingParams, *, shared: int = 0, on_token: OnToken | None = None
+    ) -> Future[list[Completion]]:
+        """As the scheduler's."""
+        return self.scheduler.submit(ids, params, shared=shared, on_token=on_token)
+
+    async def load_weights(self, directory: Path, version: int | None = None) -> int:
+        """Run the weights of another checkpoint of the same model, and return their version; ValueError for others."""
+        loaded = await asyncio.to_thread(load_model, directory, self.engine.options)
+        if loaded.config != self.engine.model:
+            raise ValueError(f"{directory} holds a model of another shape or kind than the one that is served")
+        return await self.swap_weights(loaded.params, version)
 
     async def swap_weights(self, params: Any, version: int | None = None) -> int:
         """Run other weights from the next step on, and return their version."""

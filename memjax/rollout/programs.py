@@ -1,6 +1,6 @@
 """The compiled programs of an engine: what each computes, for which static shapes, and where its arrays live.
 
-Letters: B slots, T query time, D model, V vocabulary, E end-of-sequence ids.
+Letters: B slots or rows, R rows, T query time, D model, V vocabulary, E end-of-sequence ids.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Programs:
         self._warm = False
 
     def get(self, kind: str, *shape: int) -> Program:
-        """The program of a kind (`state`, `open`, `prefill`, `close`, `insert`, `decode` or `draw`) for a shape."""
+        """The program of a kind for a shape: state, open, prefill, close, prefill_rows, insert, decode or draw."""
         key = (kind, *shape)
         if key not in self._compiled:
             self._compiled[key] = getattr(self, f"_compile_{kind}")(*shape)
@@ -83,7 +83,10 @@ class Programs:
             yield ("decode", length)
             yield ("open", length)
             yield ("close", length)
-            yield ("insert", length)
+            yield ("insert", 1, length)
+        for length, rows in self._config.batches.items():
+            yield ("prefill_rows", rows, length)
+            yield ("insert", rows, length)
         for window in self._config.prefill_windows:
             for bucket in self._config.prefill_buckets:
                 if bucket <= window:
@@ -120,10 +123,23 @@ class Programs:
         work = self.abstract_cache(1, self._config.work_length)
         return jax.jit(close, out_shardings=shardings).lower(work).compile()
 
-    def _compile_insert(self, length: int) -> Program:
-        abstract = self._abstract_state()
-        row = {name: self._argument(leaf.shape[1:], leaf.dtype) for name, leaf in self.abstract_rows().items()}
-        arguments = abstract, self.abstract_cache(1, length), self._argument((), jnp.int32), row
+    def _compile_prefill_rows(self, rows: int, length: int) -> Program:
+        abstract = self.abstract_cache(rows, length)
+
+        def prefill(params: qwen2.Params, ids_BT: jax.Array) -> KVCache:
+            cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract)
+            start_B = jnp.zeros(rows, jnp.int32)
+            return qwen2.forward_cached(params, self._model, self._options, ids_BT, start_B, cache, length)[1]
+
+        ids_BT = self._argument((rows, length), jnp.int32)
+        return jax.jit(prefill, out_shardings=_shardings(abstract)).lower(self._params, ids_BT).compile()
+
+    def _compile_insert(self, rows: int, length: int) -> Program:
+        abstract, index_R = self._abstract_state(), self._argument((rows,), jnp.int32)
+        started = {
+            name: self._argument((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in self.abstract_rows().items()
+        }
+        arguments = abstract, self.abstract_cache(rows, length), index_R, index_R, started
         return jax.jit(_insert, donate_argnums=0, out_shardings=_shardings(abstract)).lower(*arguments).compile()
 
     def _compile_decode(self, window: int) -> Program:
@@ -175,9 +191,15 @@ class Programs:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._whole)
 
 
-def _insert(state: State, prefix: KVCache, slot: jax.Array, row: Rows) -> State:
-    rows = {name: values.at[slot].set(row[name]) for name, values in state["rows"].items()}
-    return {"cache": kv_cache.put_row(state["cache"], prefix, slot), "rows": rows}
+def _insert(state: State, prefix: KVCache, source_R: jax.Array, slot_R: jax.Array, started: Rows) -> State:
+    """Put row `source_R[i]` of a prefix into slot `slot_R[i]`; the same pair may stand there more than once."""
+
+    def put(i: jax.Array, cache: KVCache) -> KVCache:
+        row = kv_cache.take_row(prefix, source_R[i], kv_cache.cache_length(prefix))
+        return kv_cache.put_row(cache, row, slot_R[i])
+
+    rows = {name: values.at[slot_R].set(started[name]) for name, values in state["rows"].items()}
+    return {"cache": jax.lax.fori_loop(0, len(slot_R), put, state["cache"]), "rows": rows}
 
 
 def _decode(

@@ -2,8 +2,8 @@
 
 Policy. Requests are prefilled in order of arrival, and only when a slot is free for them. Between two decode steps
 about `prefill_budget` tokens are prefilled: a running reply waits for a bounded time however many prompts queue up, and
-a waiting prompt gets its share after every step. The samples of a request share one prefill and start as slots fall
-free. No jax.
+a waiting prompt gets its share after every step. Short prompts that wait together are prefilled together. The samples
+of a request share one prefill and start as slots fall free. No jax.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from memjax.rollout.client import ClientError
 from memjax.rollout.reply import Reply
+from memjax.rollout.shapes import Start
 from memjax.trajectory import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LOOK_AHEAD = 256  # waiting requests among which the company of a short prompt is looked for
 _MAX_FAILURES = 3  # decode steps in a row that may fail before the engine counts as dead
 
 
@@ -43,10 +46,15 @@ class SlotEngine(Protocol):
     def max_concurrent_decodes(self) -> int: ...  # noqa: D102
     @property
     def max_length(self) -> int: ...  # noqa: D102
+    @property
+    def batches(self) -> Mapping[int, int]: ...  # noqa: D102
+    @property
+    def batches_alone(self) -> bool: ...  # noqa: D102
     def load_params(self) -> Any: ...  # noqa: D102
     def init_decode_state(self) -> Any: ...  # noqa: D102
     def prefill_pieces(self, *, params: Any, existing_prefix: Any, tokens: np.ndarray) -> Generator[int, None, Any]: ...  # noqa: D102
-    def insert(self, prefix: Any, decode_state: Any, slot: int, *, sampling: SamplingParams, sample: int) -> Any: ...  # noqa: D102
+    def prefill_rows(self, *, params: Any, prompts: Sequence[np.ndarray], length: int) -> Any: ...  # noqa: D102
+    def insert_rows(self, prefix: Any, decode_state: Any, starts: Sequence[Start]) -> Any: ...  # noqa: D102
     def generate(self, params: Any, decode_state: Any) -> tuple[Any, Any]: ...  # noqa: D102
     def release(self, decode_state: Any, slot: int) -> Any: ...  # noqa: D102
 
@@ -121,6 +129,7 @@ class _Request:
     submitted: float = field(default_factory=time.monotonic)
     cached: int = 0
     prefix: Any = None
+    row: int = 0  # of its prefix, which may hold several prompts
     started: int = 0  # samples that have been given a slot
     completions: dict[int, Completion] = field(default_factory=dict)
 
@@ -192,7 +201,8 @@ class Scheduler:
         ClientError when the engine fails.
         """
         self._check(ids, params, shared)
-        params = replace(params, seed=secrets.randbits(32) if params.seed is None else params.seed)
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(32))
         request = _Request(np.asarray(ids, np.int32), params, shared or len(ids), on_token)
         with self._wake:
             self._refuse_if_over()
@@ -285,6 +295,9 @@ class Scheduler:
                 promised = sum(request.params.n - request.started for request in self._filled)
                 if not self._waiting or promised >= len(self._free):
                     return
+                if together := self._together(len(self._free) - promised):
+                    budget -= self._fill_together(together)
+                    continue
                 request = self._waiting.popleft()
                 self._filling = request, self._fill(request)
             request, pieces = self._filling
@@ -302,6 +315,55 @@ class Scheduler:
             if request.future.cancelled():
                 self._drop_cancelled()
 
+    def _together(self, room: int) -> list[list[_Request]]:
+        """The first waiting prompt and those that are prefilled with it: who is to have each row of the program.
+
+        Equal prompts share a row, and there are as many requests as fill `room` slots. None where the first one is
+        long, wants its beginning kept, or has company for less than half of the rows.
+        """
+        length = self._batch_length(self._waiting[0])
+        if length is None:
+            return []
+        rows = self._engine.batches[length]
+        sharing: dict[bytes, list[_Request]] = {}
+        for request in islice(self._waiting, _LOOK_AHEAD):
+            if room <= 0:
+                break
+            key = request.ids.tobytes()
+            if self._batch_length(request) == length and (key in sharing or len(sharing) < rows):
+                sharing.setdefault(key, []).append(request)
+                room -= request.params.n
+        return list(sharing.values()) if self._engine.batches_alone or 2 * len(sharing) > rows else []
+
+    def _batch_length(self, request: _Request) -> int | None:
+        tokens = len(request.ids) - 1  # the last one is decoded
+        if request.shared < len(request.ids):
+            return None
+        return next((length for length in self._engine.batches if length >= tokens), None)
+
+    def _fill_together(self, sharing: list[list[_Request]]) -> int:
+        """Prefill a prompt for each row by one program, and return the tokens that it took."""
+        requests = [request for equal in sharing for request in equal]
+        length = self._batch_length(requests[0])
+        assert length is not None
+        for request in requests:
+            self._waiting.remove(request)
+        prompts = [equal[0].ids for equal in sharing]
+        try:
+            prefix = self._engine.prefill_rows(params=self._weights, prompts=prompts, length=length)
+        except Exception as error:  # the boundary of the requests, as for a single one
+            for request in requests:
+                self._fail(request, _engine_error(error))
+            return 0
+        for row, equal in enumerate(sharing):
+            for request in equal:
+                request.prefix, request.row = prefix, row
+                request.cached = len(request.ids) if request is not equal[0] else 0
+                self.counters.cached_tokens += request.cached
+        self._filled.extend(requests)
+        self.counters.prefilled_tokens += sum(map(len, prompts))
+        return prefix.rows * length
+
     def _fill(self, request: _Request) -> Iterator[int]:
         """Prefill a request from what is kept, yielding the tokens of each piece."""
         prefill = partial(self._engine.prefill_pieces, params=self._weights)
@@ -314,27 +376,37 @@ class Scheduler:
         if request.shared < len(request.ids):
             prefix = yield from prefill(existing_prefix=prefix, tokens=request.ids[request.shared :])
         self.counters.cached_tokens += request.cached
-        request.prefix = prefix
+        request.prefix, request.row = prefix, 0
 
     def _start_samples(self) -> None:
         while self._filled and self._free:
-            request = self._filled[0]
-            slot, sample = self._free.pop(), request.started
+            prefix = self._filled[0].prefix
+            requests, starts = self._next_starts(prefix)
             try:
-                self._state = self._engine.insert(
-                    request.prefix, self._state, slot, sampling=request.params, sample=sample
-                )
+                self._state = self._engine.insert_rows(prefix, self._state, starts)
             except Exception as error:  # the boundary of the device: the state may be lost with it
-                self._free.append(slot)
-                self._fail(request, _engine_error(error))
+                self._free += [slot for _, slot, _, _ in starts]
+                for request in dict.fromkeys(requests):
+                    self._fail(request, _engine_error(error))
                 self._restart(error)
                 return
-            reply = Reply(self._tokenizer, self._engine.eos_ids, request.params.stop, request.params.max_tokens)
-            self._running[slot] = _Running(request, sample, reply)
+            for request, (_, slot, params, sample) in zip(requests, starts, strict=True):
+                reply = Reply(self._tokenizer, self._engine.eos_ids, params.stop, params.max_tokens)
+                self._running[slot] = _Running(request, sample, reply)
+
+    def _next_starts(self, prefix: Any) -> tuple[list[_Request], list[Start]]:
+        """Samples of the first filled requests that share a prefix, each with a slot that was free."""
+        requests: list[_Request] = []
+        starts: list[Start] = []
+        while self._filled and self._free and len(starts) < prefix.rows and self._filled[0].prefix is prefix:
+            request = self._filled[0]
+            requests.append(request)
+            starts.append((request.row, self._free.pop(), request.params, request.started))
             request.started += 1
             if request.started == request.params.n:
                 self._filled.popleft()
                 request.prefix = None
+        return requests, starts
 
     def _decode(self) -> None:
         version = self._weights.current.version

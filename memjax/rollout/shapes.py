@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from memjax.trajectory import SamplingParams
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
+Start = tuple[int, int, SamplingParams, int]
+"""The start of a reply: row of the prefix, slot, sampling, and which sample of the request it is."""
+
 _MIN_LENGTH = 16  # JetStream's smallest prefill
+_BATCH_TOKENS = 512  # of a program that prefills several prompts: a tiny model's rows cost little less in a larger one
 
 
 @dataclass(frozen=True)
@@ -43,13 +50,30 @@ class EngineConfig:
         buckets = tuple(bucket for bucket in usual_buckets if bucket <= max_length) or (max_length,)
         return cls(slots=slots or usual_slots, max_length=max_length, prefill_buckets=buckets)
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
         """The cache lengths that programs exist for: doubling from 4 smallest buckets, then by half steps too."""
         first = 4 * self.prefill_buckets[0]
         powers = [first << shift for shift in range(self.max_length.bit_length())]
         halfway = [power * 3 // 2 for power in powers if power >= 4 * first]
         return (*sorted(rung for rung in powers + halfway if rung < self.max_length), self.max_length)
+
+    @property
+    def one_window(self) -> bool:
+        """Whether every decode step reads the whole cache: a window so small that a call costs more than its sums."""
+        return len(self.lengths) == 1
+
+    @cached_property
+    def batches(self) -> Mapping[int, int]:
+        """How many prompts are prefilled together, by the length that they are padded to.
+
+        Only prompts within the smallest bucket are worth it: longer ones keep the device busy alone. Each length has a
+        single number of rows, for with the number the last bits of a row change.
+        """
+        longest = self.prefill_buckets[0]
+        lengths = (longest // 2, longest) if self.one_window and longest > 1 else (longest,)
+        rows = {length: min(_BATCH_TOKENS // length, self.slots) for length in lengths}
+        return {length: count for length, count in rows.items() if count > 1}
 
     @property
     def work_length(self) -> int:

@@ -123,6 +123,45 @@ def test_continuing_a_prefix_equals_one_prefill_and_leaves_it_as_it_was(engine, 
     np.testing.assert_allclose(again_logprobs, teacher(prompt[:cut], again), atol=1e-4)
 
 
+@pytest.mark.parametrize("count", [3, 4])
+def test_prompts_prefilled_together_decode_as_they_do_alone(engine, teacher, count):
+    prompts = [np.asarray(prompt_of(n, seed=n), np.int32) for n in (1, 9, 5, 8)[:count]]
+    prefix = engine.prefill_rows(params=engine.weights, prompts=prompts, length=8)
+    # The last prompt has two slots, the third of four none, and slots stand in another order than rows.
+    starts = [(row, slot, params(6, seed=row), slot) for row, slot in ((count - 1, 2), (1, 0), (count - 1, 3))]
+    state = engine.insert_rows(prefix, engine.init_decode_state(), starts, eos=())
+    drawn = []
+    for _ in range(6):
+        state, result = engine.generate(engine.weights, state)
+        drawn.append(result.convert_to_numpy())
+    for row, slot, sampling, sample in starts:
+        tokens = [int(result.tokens[slot]) for result in drawn]
+        prompt = prompts[row].tolist()
+        assert tokens == run(engine, Job(prompt, 1, sampling, sample=sample))[0][0]
+        np.testing.assert_allclose([result.logprobs[slot] for result in drawn], teacher(prompt, tokens), atol=1e-4)
+    assert not drawn[-1].valid[1]
+
+
+def test_a_small_window_has_two_lengths_for_short_prompts_and_a_single_slot_has_no_batches():
+    assert EngineConfig.for_platform("cpu", 64, 128).batches == {32: 16, 64: 8}
+    assert EngineConfig.for_platform("cpu", 8192, 4).batches == {64: 4}
+    assert EngineConfig.for_platform("tpu", 8192, 64).batches == {128: 4}
+    assert EngineConfig.for_platform("cpu", 64, 1).batches == {}
+
+
+def test_the_bits_of_a_prompt_do_not_depend_on_its_row_or_on_the_others(engine):
+    prompt = np.asarray(prompt_of(9), np.int32)
+    caches = []
+    for place in (0, 1, 3):
+        prompts = [np.asarray(prompt_of(3 + i, seed=place), np.int32) for i in range(4)]
+        prompts[place] = prompt
+        cache = engine.prefill_rows(params=engine.weights, prompts=prompts[: place + 1], length=8).cache
+        caches.append([np.asarray(leaf)[place] for leaf in jax.tree.leaves(cache)])
+    for leaves in caches[1:]:
+        for leaf, expected in zip(leaves, caches[0], strict=True):
+            np.testing.assert_array_equal(leaf, expected)
+
+
 def test_an_end_token_drawn_first_ends_the_slot(engine):
     prompt = prompt_of(14)
     ((tokens, _),) = run(engine, Job(prompt, 0, params(temperature=0.0)))

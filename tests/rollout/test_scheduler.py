@@ -31,6 +31,17 @@ class FakePrefix:
         return len(self.ids)
 
     capacity = length
+    rows = 1
+
+    @property
+    def prompts(self) -> tuple[tuple[int, ...]]:
+        return (self.ids,)
+
+
+@dataclass(frozen=True)
+class FakeRows:
+    prompts: tuple[tuple[int, ...], ...]
+    rows: int
 
 
 class FakeWeights:
@@ -54,8 +65,10 @@ class FakeEngine:
 
     vocabulary, eos_ids = 257, (END,)
 
-    def __init__(self, slots=2, max_length=64, gate=None):
-        self.max_concurrent_decodes, self.max_length = slots, max_length
+    batches_alone = False
+
+    def __init__(self, slots=2, max_length=64, gate=None, batches=()):
+        self.max_concurrent_decodes, self.max_length, self.batches = slots, max_length, dict(batches)
         self.weights, self.gate = FakeWeights(), gate
         self.events: list[tuple] = []
         self.faults: dict[str, int] = {}
@@ -82,10 +95,20 @@ class FakeEngine:
         before = existing_prefix.ids if existing_prefix else ()
         return FakePrefix((*before, *(int(i) for i in tokens)), params.current.version)
 
-    def insert(self, prefix, state, slot, *, sampling, sample):
+    def prefill_rows(self, *, params, prompts, length):
+        self._maybe_fail("prefill_rows")
+        assert len(prompts) <= self.batches[length]
+        assert all(len(prompt) - 1 <= length for prompt in prompts)
+        self.events.append(("prefill_rows", length, tuple(bytes(prompt.tolist()).decode() for prompt in prompts)))
+        return FakeRows(tuple(tuple(prompt.tolist()) for prompt in prompts), self.batches[length])
+
+    def insert_rows(self, prefix, state, starts):
         self._maybe_fail("insert")
-        self.events.append(("insert", slot))
-        return state | {slot: self._reply(bytes(prefix.ids), sample, sampling)}
+        assert len(starts) <= prefix.rows
+        for row, slot, sampling, sample in starts:
+            self.events.append(("insert", slot))
+            state = state | {slot: self._reply(bytes(prefix.prompts[row]), sample, sampling)}
+        return state
 
     def _reply(self, prompt: bytes, sample: int, sampling: SamplingParams) -> Iterator[int]:
         if b"?" in prompt:
@@ -191,6 +214,63 @@ def test_a_repeated_prompt_is_not_prefilled_again_until_the_weights_change(start
     assert scheduler.submit(ids("abcd"), params()).result(WAIT)[0].cached_tokens == 0
     with pytest.raises(ValueError, match="not the same shape"):
         scheduler.swap_weights("bad").result(WAIT)
+
+
+def together(engine) -> list[tuple]:
+    """What was prefilled together: length and prompts of each program."""
+    return [event[1:] for event in engine.events if event[0] == "prefill_rows"]
+
+
+@pytest.fixture
+def crowd(start):
+    """Submits prompts so that they all wait when the first slots fall free, and gives the replies."""
+
+    def submit(engine, *prompts: str, n: int = 1) -> list[list[str]]:
+        scheduler = start(engine)
+        before = scheduler.submit(ids("~" * 9), params(1, n=engine.max_concurrent_decodes))
+        while scheduler.running < engine.max_concurrent_decodes:
+            threading.Event().wait(0.001)
+        futures = [scheduler.submit(ids(prompt), params(30, n=n)) for prompt in prompts]
+        engine.gate.release(10_000)
+        before.result(WAIT)
+        return [texts(future) for future in futures]
+
+    return submit
+
+
+def test_short_prompts_that_wait_together_are_prefilled_together(crowd):
+    engine = FakeEngine(slots=8, gate=threading.Semaphore(0), batches={4: 3, 6: 4})
+    prompts = ["abc", "a longer one", "d", "bcdefg", "efghi", "hij", "cdefgh", "lmn"]
+    assert crowd(engine, *prompts) == [[prompt.upper() + "0"] for prompt in prompts]
+    # By length and in order. Two of length 6 do not fill half of four rows and go alone, as does the longer one.
+    assert together(engine) == [(4, ("abc", "d", "efghi")), (4, ("hij", "lmn"))]
+
+
+def test_equal_prompts_share_a_row_and_every_sample_has_its_own_stream(crowd):
+    engine = FakeEngine(slots=8, gate=threading.Semaphore(0), batches={4: 2})
+    replies = crowd(engine, "abc", "abc", "bcd", "abc", n=2)
+    assert replies == [["ABC0", "ABC1"], ["ABC0", "ABC1"], ["BCD0", "BCD1"], ["ABC0", "ABC1"]]
+    assert together(engine) == [(4, ("abc", "bcd"))]
+
+
+def test_a_prompt_without_company_is_prefilled_alone_unless_the_engine_wants_it_otherwise(crowd):
+    engine = FakeEngine(slots=2, gate=threading.Semaphore(0), batches={4: 2})
+    assert crowd(engine, "abc") == [["ABC0"]]
+    assert together(engine) == []
+    engine = FakeEngine(slots=2, gate=threading.Semaphore(0), batches={4: 2})
+    engine.batches_alone = True
+    assert crowd(engine, "abc") == [["ABC0"]]
+    assert together(engine) == [(4, ("abc",))]
+
+
+def test_a_batch_that_cannot_be_prefilled_fails_its_own_requests(start):
+    engine = FakeEngine(slots=4, batches={4: 2})
+    engine.batches_alone = True
+    engine.faults["prefill_rows"] = 1
+    scheduler = start(engine)
+    with pytest.raises(ClientError, match="prefill_rows broke"):
+        scheduler.submit(ids("abc"), params()).result(WAIT)
+    assert texts(scheduler.submit(ids("abc"), params())) == ["ABC0"]
 
 
 def test_prefixes_longest_unused_give_way():
