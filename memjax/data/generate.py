@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from memjax.data.hotpotqa import Pool, apart, sample_seed, split_examples, with_
 from memjax.data.multihop import Example, Format, read_examples
 from memjax.data.ruler import QUESTIONS, Questions, Suite
 from memjax.data.ruler.draft import DraftText
-from memjax.data.tasks import TextFile, write_tasks
+from memjax.data.tasks import TextFile, read_tasks, write_tasks
 from memjax.tokenizer import Tokenizer
 from memjax.trajectory import Task
 
@@ -111,6 +111,7 @@ def generate_ruler(
         jobs = [pool.submit(_ruler_part, plan, out, part, *which) for part, which in zip(parts, work, strict=True)]
         for job in jobs:
             progress(job.result())
+    _remove_leftovers(out, {_corpus_path(out, name) for name, _ in plan.questions})
 
 
 def generate_multihop(
@@ -126,6 +127,7 @@ def generate_multihop(
         jobs = [pool.submit(_multihop_part, plan, out, part, chunk) for part, chunk in zip(parts, chunks, strict=True)]
         for job in jobs:
             progress(job.result())
+    _remove_leftovers(out, {_corpus_path(out)})
 
 
 @contextmanager
@@ -167,6 +169,20 @@ def _parts(out: Path, count: int) -> Iterator[list[Path]]:
     finally:
         for path in (*parts, joined):
             path.unlink(missing_ok=True)
+
+
+def _remove_leftovers(out: Path, corpora: Collection[Path]) -> None:
+    """Remove what stands beside `out` from a task file that it replaced."""
+    for path in {_corpus_path(out), *(_corpus_path(out, name) for name in QUESTIONS)} - set(corpora):
+        path.unlink(missing_ok=True)
+    folder = _contexts_folder(out)
+    if folder.is_dir():
+        wanted = {task.context.path.name for task in read_tasks(out) if isinstance(task.context, TextFile)}
+        for path in folder.iterdir():
+            if path.name not in wanted:
+                path.unlink()
+        if not wanted:
+            folder.rmdir()
 
 
 @functools.cache  # a process reads the files of its plan once, not for every chunk

@@ -159,6 +159,41 @@ def report(
     _print(tables)
 
 
+@app.command(no_args_is_help=True)
+def judge(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Results directories.")],
+    model: Annotated[
+        str | None, typer.Option(help="The judge: HF directory, .gguf file or hub id; with --url the name there.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="OpenAI-compatible service; its key comes from API_KEY.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Answers at a time.")] = 8,
+) -> None:
+    """Let a model judge the answers of runs against the gold answers; the reports then show its score too.
+
+    A verdict is on disk at once: after a kill the same command goes on, and asks again where the judge failed.
+
+    Example:
+
+    memjax eval judge runs/memagent runs/single --url http://localhost:8000/v1 --model judge
+    """
+    from memjax.eval.report import judged_table, load_run
+    from memjax.eval.session import judge_runs
+
+    try:
+        asyncio.run(judge_runs(directories, model, url, concurrency))
+        table = judged_table([load_run(directory) for directory in directories])
+    except ValueError as error:
+        _stop(str(error), USAGE)
+    except (ClientError, RuntimeError, OSError) as error:
+        _stop(str(error), FAILURE)
+    except KeyboardInterrupt:
+        _stop("interrupted; verdicts are kept: run the same command again to go on", INTERRUPTED)
+    if table.rows:
+        _print([table])
+    else:
+        typer.echo("no sample has an answer, so the judge was asked nothing", err=True)
+
+
 def _evaluate(config: EvalConfig) -> Run:
     """Run it under a progress display and print what came of it."""
     from memjax.eval.progress import TerminalProgress

@@ -15,6 +15,7 @@ from memjax.eval.diagnosis import STAGES, Stage, counters, losses_by_tenth
 from memjax.eval.results import Key, Row, read_samples, slim
 from memjax.eval.statistics import compare, interval, samples_needed
 from memjax.eval.suites import SUITES
+from memjax.eval.verdicts import Verdict, judged, read_verdicts
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -39,14 +40,18 @@ class Table:
         return f"### {self.title}\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def to_rich(self) -> RichTable:
-        """The table for a terminal, kept narrow: a first column that never changes becomes part of the title."""
+        """The table for a terminal, kept narrow: of the two columns that name a line, one that never changes goes into
+        the title, and where both change the first becomes a line above the lines that it names."""
         from rich.box import SIMPLE_HEAD
         from rich.markup import escape
         from rich.table import Table as Terminal
 
-        firsts = {row[0] for row in self.rows}
-        skip = 1 if len(firsts) == 1 else 0
-        title = f"{self.title}: {firsts.pop()}" if skip else self.title
+        firsts, seconds = ({row[column] for row in self.rows} for column in (0, 1))
+        title, names = self.title, [0, 1]
+        if len(firsts) == 1:
+            title, names = f"{title}: {firsts.pop()}", [1]
+        elif len(seconds) == 1:
+            title, names = f"{title}: {seconds.pop()}", [0]
         table = Terminal(
             title=escape(title),
             caption=escape(self.note) or None,
@@ -55,11 +60,15 @@ class Table:
             pad_edge=False,
         )
         table.title_justify = table.caption_justify = "left"
-        for number, column in enumerate(self.header[skip:], skip):
-            head = escape("\n".join(textwrap.wrap(column, _HEAD_WIDTH, break_long_words=False)))
-            table.add_column(head, justify="left" if number < 2 else "right", overflow="fold", no_wrap=number < 2)
+        for column in [names[-1], *range(2, len(self.header))]:
+            head = escape("\n".join(textwrap.wrap(self.header[column], _HEAD_WIDTH, break_long_words=False)))
+            table.add_column(head, justify="left" if column < 2 else "right", overflow="fold", no_wrap=column < 2)
+        above = None
         for row in self.rows:
-            table.add_row(*map(escape, row[skip:]))
+            if len(names) == 2 and row[0] != above:
+                above = row[0]
+                table.add_row(escape(above), style="bold")
+            table.add_row(("  " if len(names) == 2 else "") + escape(row[names[-1]]), *map(escape, row[2:]))
         return table
 
 
@@ -71,6 +80,7 @@ class Run:
     config: Mapping[str, Any]
     rows: Mapping[Key, Row]
     chunks: Mapping[Key, int]  # memories written in each sample
+    verdicts: Mapping[Key, Verdict]  # of a judge, where there was one
 
     @property
     def cells(self) -> dict[str, list[Row]]:
@@ -95,13 +105,15 @@ def load_run(directory: Path) -> Run:
             chunks[row.key] = len(row.memories)
     if not rows:
         raise ValueError(f"{directory} holds no finished sample yet")
-    return Run(directory.name, json.loads((directory / "config.json").read_text("utf-8")), rows, chunks)
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    return Run(directory.name, config, rows, chunks, read_verdicts(directory))
 
 
 def report(runs: Sequence[Run]) -> list[Table]:
     """Every table that the runs give rise to."""
     tables = [scores_table(runs), cost_table(runs)]
-    optional = [diagnosis_table(runs), losses_table(runs), published_table(runs), comparison_table(runs)]
+    optional = [judged_table(runs), diagnosis_table(runs), losses_table(runs), published_table(runs)]
+    optional.append(comparison_table(runs))
     return tables + [table for table in optional if table.rows]
 
 
@@ -162,6 +174,33 @@ def cost_table(runs: Sequence[Run]) -> Table:
         "least one sample was being read; replies that ended at their budget; document tokens cut out to fit a window."
     )
     return Table("Cost", header, tuple(lines), note)
+
+
+def judged_table(runs: Sequence[Run]) -> Table:
+    """The scores that a judging model gives; without rows where none was asked."""
+    lines = []
+    for run, cell, rows in _every_cell([run for run in runs if run.verdicts]):
+        of_cell = judged(rows, run.verdicts)
+        lines.append(
+            (
+                run.name,
+                cell,
+                _percent(of_cell.score.mean),
+                f"{_percent(of_cell.score.low)} .. {_percent(of_cell.score.high)}",
+                str(len(rows)),
+                *(str(of_cell.rulings.get(name, 0)) for name in ("no answer", "unclear", "failed", "missing")),
+                _percent(of_cell.agreement),
+            )
+        )
+    judges = dict.fromkeys(verdict.judge for run in runs for verdict in run.verdicts.values())
+    header = (
+        "run", "cell", "judge %", "95 % interval", "samples", "no answer", "unclear", "failed", "missing", "agrees %",
+    )  # fmt: skip
+    note = (
+        f"Judged by {', '.join(judges)}. No answer, an unclear verdict, a judge that failed and a missing verdict "
+        "count as wrong. Agrees: samples on which judge and metric say the same."
+    )
+    return Table("Judged", header, tuple(lines), note)
 
 
 def diagnosis_table(runs: Sequence[Run]) -> Table:

@@ -16,10 +16,12 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from memjax.eval.diagnosis import Fate, counters
 from memjax.eval.statistics import interval, standard_error
+from memjax.eval.verdicts import Verdict, judge_of, judged, read_verdicts
 
 Key = tuple[str, int]
 """Cell and number of a sample in it."""
@@ -142,7 +144,7 @@ class ResultsDirectory:
         try:
             self._claim()
             for file in sorted(self.path.glob("samples_*.jsonl")):
-                _drop_torn_line(file)
+                drop_torn_line(file)
                 for row in read_samples(file):
                     self.rows[row.key] = slim(row)
         except BaseException:
@@ -185,7 +187,7 @@ class ResultsDirectory:
             if cell in self._files:
                 self._files.pop(cell).close()
             _sort_samples(self.path / f"samples_{cell}.jsonl")
-        results = summarise(self.rows.values(), self.config)
+        results = summarise(self.rows.values(), self.config, read_verdicts(self.path))
         write_atomically(self.path / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         return results
 
@@ -208,13 +210,15 @@ class ResultsDirectory:
             raise ValueError(f"{self.path} was made with another config ({'; '.join(differing)}); give another --out")
 
 
-def summarise(rows: Iterable[Row], config: Mapping[str, Any]) -> dict[str, Any]:
-    """results.json in lm-eval's shape, with failures, cost and diagnosis beside each score."""
+def summarise(
+    rows: Iterable[Row], config: Mapping[str, Any], verdicts: Mapping[Key, Verdict] = MappingProxyType({})
+) -> dict[str, Any]:
+    """results.json in lm-eval's shape, with failures, cost, diagnosis and a judge's verdicts beside each score."""
     cells: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.key):
         cells.setdefault(row.cell, []).append(row)
     return {
-        "results": {cell: _cell_results(cell, rows) for cell, rows in cells.items()},
+        "results": {cell: _cell_results(cell, rows) | _judged(rows, verdicts) for cell, rows in cells.items()},
         "configs": {cell: {"task": cell, "metric": rows[0].metric} for cell, rows in cells.items()},
         "versions": {cell: 1 for cell in cells},
         "n-shot": {cell: 0 for cell in cells},
@@ -223,7 +227,16 @@ def summarise(rows: Iterable[Row], config: Mapping[str, Any]) -> dict[str, Any]:
         "config": dict(config),
         "model_name": config.get("model"),
         "git_hash": "+".join(sorted({row.commit for rows in cells.values() for row in rows})),
+        **({"judge": judge_of(verdicts)} if verdicts else {}),
     }
+
+
+def _judged(rows: Sequence[Row], verdicts: Mapping[Key, Verdict]) -> dict[str, Any]:
+    if not verdicts:
+        return {}
+    of_cell = judged(rows, verdicts)
+    counts = {f"judge_{name}": of_cell.rulings.get(name, 0) for name in ("unclear", "failed", "missing")}
+    return {"judge,none": of_cell.score.mean, "judge_95": [of_cell.score.low, of_cell.score.high], **counts}
 
 
 def _cell_results(cell: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -301,7 +314,7 @@ def write_atomically(file: Path, text: str) -> None:
     temporary.replace(file)
 
 
-def _drop_torn_line(file: Path) -> None:
+def drop_torn_line(file: Path) -> None:
     """Cut off the half line that a kill in the middle of a write leaves."""
     with file.open("r+b") as samples:
         end = samples.seek(0, os.SEEK_END)

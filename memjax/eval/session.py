@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.eval.baselines import make_agent
 from memjax.eval.config import EvalConfig
+from memjax.eval.judge import WINDOW_TOKENS, judge_run
 from memjax.eval.results import ResultsDirectory, Row, commit, digest
 from memjax.eval.run import Evaluate, Evaluator, run_jobs
 from memjax.eval.scoring import PRESETS
@@ -98,6 +99,18 @@ def open_evaluator(
         commit=commit,
         config_hash=config_hash,
     )
+
+
+async def judge_runs(directories: Sequence[Path], model: str | None, url: str | None, concurrency: int) -> None:
+    """Let one model judge the answers of results directories. ValueError for what cannot be judged."""
+    choice = choose_model(model, url, os.environ)
+    length = min(WINDOW_TOKENS, choice.trained_window() or WINDOW_TOKENS)
+    client = open_client(choice, load_tokenizer(choice, None), length=length, slots=concurrency, dtype=None)
+    try:
+        for directory in directories:
+            await judge_run(directory, client, concurrency)
+    finally:
+        await client.close()
 
 
 def conversation_tokens(config: EvalConfig) -> int:

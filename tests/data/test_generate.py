@@ -125,6 +125,19 @@ def test_a_task_file_is_replaced_only_with_force(tokenizer, tmp_path):
     assert len(list(read_tasks(out))) == 1
 
 
+def test_of_a_replaced_task_file_nothing_stays(tokenizer, tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.with_name("out.contexts").mkdir()
+    for name in ("out.jsonl", "out.contexts/vt-1-0.txt", "out.qa_2.documents.jsonl", "other.documents.jsonl"):
+        (tmp_path / name).write_text("of an earlier run")
+    arguments = ("--out", out, "--tokenizer", tokenizer, "--tasks", "vt", "--samples", 1, "--workers", 1, "--force")
+    assert run("ruler", *arguments, "--length", "300k").exit_code == 0
+    assert [path.name for path in (tmp_path / "out.contexts").iterdir()] == ["vt-307200-0.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.documents.jsonl", "out.contexts", "out.jsonl"]
+    assert run("ruler", *arguments, "--length", "1k").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.documents.jsonl", "out.jsonl"]
+
+
 def test_a_tokenizer_that_is_not_there_is_bad_input(tmp_path):
     result = run("ruler", "--out", tmp_path / "o", "--tokenizer", tmp_path / "no", "--length", "1k", "--tasks", "vt")
     assert result.exit_code == 2

@@ -77,14 +77,29 @@ def test_where_evidence_was_lost_is_left_out_when_none_was(tmp_path):
     assert [table.title for table in tables] == ["Scores", "Cost", "Published"]
 
 
-def test_printed_tables_of_one_run_fit_100_columns(tmp_path):
+@pytest.mark.parametrize("names", [("memagent-14b",), ("hotpotqa-memagent", "hotpotqa-no-context")])
+def test_printed_tables_fit_100_columns_without_a_broken_word(tmp_path, names):
     fates = [Fate("code", stage, (0,), 0, 7, 7, 1) for stage in ("capture", "retention")]
-    changes = {"document_tokens": 896_000_000, "prompt_tokens": 950_000, "seconds": 99_999.0, "fates": tuple(fates)}
-    directory = tmp_path / "memagent-14b"
+    changes = {"document_tokens": 3_500_000, "prompt_tokens": 5_000_000, "seconds": 99_999.0, "fates": tuple(fates)}
+    scores = {SHORT: [0.0] * 128, LONG: [1.0]}
+    runs = [write(tmp_path / name, scores, memories=("m",) * 8, **changes) for name in names]
     console = Console(width=200, file=io.StringIO())
-    for table in report([write(directory, {SHORT: [0.0] * 128, LONG: [1.0]}, memories=("m",) * 8, **changes)]):
+    for table in report(runs):
         measured = table.to_rich().__rich_measure__(console, console.options)
-        assert measured.minimum <= 100, table.title  # no word is broken
+        assert measured.minimum <= 100, table.title
+
+
+def test_a_printed_table_says_once_what_does_not_change():
+    def printed(*rows):
+        console = Console(width=100, file=io.StringIO())
+        console.print(Table("Scores", ("run", "cell", "score %"), rows).to_rich())
+        lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+        return lines[0], [line for line in lines[3:] if line and "─" not in line]
+
+    assert printed(("a", "7k", "1"), ("a", "14k", "2")) == ("Scores: a", ["7k 1", "14k 2"])
+    assert printed(("a", "7k", "1"), ("b", "7k", "2")) == ("Scores: 7k", ["a 1", "b 2"])
+    both = printed(("a", "7k", "1"), ("a", "14k", "2"), ("b", "7k", "3"))
+    assert both == ("Scores", ["a", "7k 1", "14k 2", "b", "7k 3"])
 
 
 def test_a_run_named_in_brackets_is_printed_as_it_is(tmp_path):
