@@ -30,8 +30,9 @@ import numpy as np
 
 from memjax.rollout.local import LocalClient
 from memjax.serve.app import create_app
+from memjax.serve.backend import load_client
 from memjax.serve.listening import bind
-from memjax.serve.server import Server, load_client
+from memjax.serve.server import Server
 from memjax.serve.settings import ServeSettings
 from memjax.trajectory import SamplingParams
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from memjax.data.documents import Document
 from memjax.rewards.answers import extract_answer
 from memjax.rollout.client import Client
 from memjax.trajectory import SamplingParams
+from memjax.whole_file import write_whole
 
 Result = TypeVar("Result")
 
@@ -125,14 +125,9 @@ class AskState(BaseModel):
 
 
 def save_state(path: Path, state: AskState) -> None:
-    """Write the state so that a crash at any moment leaves either the one before or this one."""
+    """Write the state; a crash at any moment leaves either the one before or this one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(state.model_dump_json(indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
+    write_whole(path, state.model_dump_json(indent=1))
 
 
 def load_state(path: Path) -> AskState:

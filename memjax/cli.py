@@ -274,6 +274,9 @@ def serve(
     max_length: Annotated[int | None, typer.Option("--max-length", help="Tokens of a prompt and its reply.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or bfloat16 [default: the faster]")] = None,
     tensor: Annotated[int | None, typer.Option("--tensor", help="Devices that one model is spread over.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", help="Models side by side, each on devices of its own (needs Ray).")
+    ] = None,
     max_queue: Annotated[int | None, typer.Option("--max-queue", help="Requests that may wait for a slot.")] = None,
     max_body: Annotated[int | None, typer.Option("--max-body", help="Bytes of a request.")] = None,
     request_timeout: Annotated[float | None, typer.Option("--request-timeout", help="Seconds for a reply.")] = None,
@@ -302,6 +305,7 @@ def serve(
             "max_length": max_length,
             "dtype": dtype,
             "tensor": tensor,
+            "replicas": replicas,
             "max_queue": max_queue,
             "max_body": max_body,
             "request_timeout": request_timeout,
@@ -365,6 +369,7 @@ def _mount(name: str, module: str, summary: str) -> None:
 _mount("eval", "memjax.eval.__main__", "Measure how well a model reads long documents, and compare runs.")
 _mount("train", "memjax.train.__main__", "Train a memory agent from a config, and report on a run.")
 _mount("data", "memjax.data.__main__", "Make RULER and long multi-hop tasks of any length.")
+_mount("plan", "memjax.plan.__main__", "Say whether a training run fits on a slice that need not be there.")
 
 
 @app.callback(invoke_without_command=True)

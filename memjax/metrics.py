@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from memjax.whole_file import write_whole
+
 
 class MetricsLog:
     """The file of a run's metrics, open for its next lines. Close it, or use it in `with`.
@@ -17,9 +19,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, step: int = 0):
         kept = [row for row in read_metrics(path) if row["step"] <= step]
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, "".join(f"{json.dumps(row)}\n" for row in kept))
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from memjax import __version__
 from memjax.rollout.connect import LocalModel
-from memjax.rollout.local import LocalClient
+from memjax.serve.backend import Backend
 from memjax.serve.chat import chat_routes
 from memjax.serve.completions import completion_routes
 from memjax.serve.errors import install_handlers
@@ -54,7 +54,7 @@ class Parts:
 
 
 def create_app(
-    client: LocalClient, settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: str | None = None
+    client: Backend, settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: str | None = None
 ) -> FastAPI:
     """The application over a client, which it warms up when it starts and closes when it ends."""
     parts = _make_parts(client, settings, keys)
@@ -87,7 +87,7 @@ def create_app(
     return app
 
 
-def _make_parts(client: LocalClient, settings: ServeSettings, keys: Sequence[str]) -> Parts:
+def _make_parts(client: Backend, settings: ServeSettings, keys: Sequence[str]) -> Parts:
     metrics = Metrics()
     service = ModelService(
         client,

@@ -1,11 +1,11 @@
-"""Directories of one owner, ids that name them, and records that are whole whatever happens."""
+"""Directories of one owner, the ids that name them, and the records in them."""
 
 from __future__ import annotations
 
 import errno
-import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,22 +35,24 @@ def missing(kind: str, given: str) -> ApiError:
     return ApiError(404, f"there is no {kind} {given[:60]!r}")
 
 
-def write_record(path: Path, record: BaseModel) -> None:
-    """Write a record so that a crash at any moment leaves either the one before or this one."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(record.model_dump_json())
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-
-
 def read_record(path: Path, cls: type[Record]) -> Record | None:
     """The record at `path`; None where there is none or it is damaged."""
     try:
         return cls.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+@contextmanager
+def directory_for(directory: Path) -> Iterator[Path]:
+    """Make a directory for what the block writes into it; nothing of it is left where the block fails."""
+    try:
+        with full_disk_as_error():
+            directory.mkdir(parents=True)
+        yield directory
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 @contextmanager

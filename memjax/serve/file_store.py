@@ -10,8 +10,9 @@ from typing import BinaryIO
 from pydantic import BaseModel, ConfigDict
 
 from memjax.data.documents import inspected
-from memjax.serve.disk import directory_of, full_disk_as_error, make_id, missing, read_record, write_record
+from memjax.serve.disk import directory_for, directory_of, full_disk_as_error, make_id, missing, read_record
 from memjax.serve.errors import ApiError
+from memjax.whole_file import write_whole
 
 KIND = "file"
 
@@ -49,21 +50,15 @@ class FileStore:
     def add(self, owner: str, name: str, content: BinaryIO, purpose: str = "user_data") -> FileRecord:
         """Keep a document; ApiError for what is no readable text."""
         file_id = make_id(KIND)
-        directory = self._directory(owner, file_id)
         shown = shown_name(name)
-        try:
-            with full_disk_as_error():
-                directory.mkdir(parents=True)
-                with open(directory / "content", "wb") as kept:
-                    shutil.copyfileobj(content, kept)
+        with directory_for(self._directory(owner, file_id)) as directory:
+            with full_disk_as_error(), open(directory / "content", "wb") as kept:
+                shutil.copyfileobj(content, kept)
             check_document(directory / "content", shown)
             size = (directory / "content").stat().st_size
             record = FileRecord(id=file_id, name=shown, size=size, created=time.time(), purpose=purpose[:64])
             with full_disk_as_error():
-                write_record(directory / "file.json", record)
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
+                write_whole(directory / "file.json", record.model_dump_json())
         return record
 
     def get(self, owner: str, file_id: str) -> FileRecord:

@@ -23,7 +23,7 @@ from memjax.data.chunks import Chunk
 from memjax.data.documents import Document, inspected
 from memjax.rewards.answers import extract_answer
 from memjax.rollout.client import ClientError
-from memjax.rollout.local import LocalClient
+from memjax.serve.backend import Backend
 from memjax.serve.errors import ApiError
 from memjax.serve.memory_store import Part, RunRecord, RunStore, append_line, part_path
 
@@ -37,7 +37,7 @@ _KEEP_ALIVE = 15.0  # seconds; proxies end a connection on which nothing comes f
 class MemoryReader:
     """Owns the reading thread from construction to `close`; its methods are called from the server's event loop."""
 
-    def __init__(self, store: RunStore, client: LocalClient, *, fingerprint: str, max_runs: int):
+    def __init__(self, store: RunStore, client: Backend, *, fingerprint: str, max_runs: int):
         self.store, self.fingerprint = store, fingerprint
         self._client, self._max_runs = client, max_runs
         self._tasks: dict[str, asyncio.Task[bool] | None] = {}  # None until the loop has taken it on

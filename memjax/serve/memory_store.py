@@ -14,7 +14,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from memjax.ask import AskSettings, AskState, load_state
-from memjax.serve.disk import directory_of, full_disk_as_error, make_id, missing, read_record, write_record
+from memjax.serve.disk import directory_for, directory_of, full_disk_as_error, make_id, missing, read_record
+from memjax.whole_file import write_whole
 
 KIND = "run"
 
@@ -66,7 +67,6 @@ class RunStore:
         """Keep a reading that is about to begin; `documents` are names and where their bytes lie now."""
         now = time.time()
         run_id = make_id(KIND)
-        directory = self.directory(owner, run_id)
         record = RunRecord(
             id=run_id,
             owner=owner,
@@ -78,15 +78,10 @@ class RunStore:
             settings=settings,
             parts=tuple(Part(name=name) for name, _ in documents),
         )
-        try:
-            with full_disk_as_error():
-                directory.mkdir(parents=True)
-                for number, (_, path) in enumerate(documents):
-                    os.link(path, part_path(directory, number))
-                write_record(directory / "run.json", record)
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
+        with directory_for(self.directory(owner, run_id)) as directory, full_disk_as_error():
+            for number, (_, path) in enumerate(documents):
+                os.link(path, part_path(directory, number))
+            write_whole(directory / "run.json", record.model_dump_json())
         return record
 
     def get(self, owner: str, run_id: str) -> RunRecord:
@@ -100,7 +95,7 @@ class RunStore:
         """Change the record, one change at a time."""
         with self._lock:
             record = change(self.get(owner, run_id)).model_copy(update={"updated": time.time()})
-            write_record(self.directory(owner, run_id) / "run.json", record)
+            write_whole(self.directory(owner, run_id) / "run.json", record.model_dump_json())
         return record
 
     def append(self, owner: str, run_id: str, name: str, path: Path) -> RunRecord:

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from memjax.checkpoint import load_model
 from memjax.rollout.client import ClientError
 from memjax.serve.errors import ApiError
 from memjax.serve.schemas import WeightsRequest
@@ -30,15 +29,11 @@ class WeightReloader:
 
         Requests under way go on. ApiError says why a checkpoint cannot be run.
         """
-        engine = self._service.client.engine
         if not directory.is_dir() and not directory.is_file():
             raise ApiError(400, f"there is no checkpoint {directory}")
         async with self._lock:
             try:
-                loaded = await asyncio.to_thread(load_model, directory, engine.options)
-                if loaded.config != engine.model:
-                    raise ValueError(f"{directory} holds a model of another shape or kind than the one that is served")
-                version = await self._service.client.swap_weights(loaded.params, version)
+                version = await self._service.client.load_weights(directory, version)
             except ValueError as error:
                 raise ApiError(400, str(error)) from None
             except ClientError as error:

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
-import jax
 import uvicorn
 from fastapi import FastAPI
 
-from memjax.mesh import make_mesh
-from memjax.rollout.local import LocalClient
 from memjax.serve.app import Parts, create_app
+from memjax.serve.backend import load_client
 from memjax.serve.errors import ApiError
 from memjax.serve.gate import TimedHead
 from memjax.serve.listening import BACKLOG, bind, raise_file_limit
@@ -32,25 +30,22 @@ def run_server(settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: 
     host, port = listening.getsockname()[:2]
     raise_file_limit()
     print(f"loading {settings.model}", flush=True)
-    client = load_client(settings)
+    client = open_backend(settings)
     app = create_app(client, settings, keys=keys, admin_key=admin_key)
     name = app.state.parts.service.name
     print(f"http://{host}:{port} serves {name}; /ready says when it is warm", flush=True)
     Server(app, settings).run(sockets=[listening])
 
 
-def load_client(settings: ServeSettings) -> LocalClient:
-    """The model on its devices."""
-    devices = jax.devices()
-    if settings.tensor > len(devices):
-        raise ValueError(f"tensor is {settings.tensor}, but there are {len(devices)} devices")
-    return LocalClient.load(
-        settings.model,
-        max_length=settings.max_length,
-        slots=settings.slots,
-        dtype=settings.dtype,
-        mesh=make_mesh(tensor=settings.tensor, devices=devices[: settings.tensor]),
-    )
+def open_backend(settings: ServeSettings) -> Backend:
+    """One engine in this process, or several under Ray."""
+    if settings.replicas == 1:
+        return load_client(settings)
+    try:
+        from memjax.serve.replicas import ReplicaPool
+    except ModuleNotFoundError:
+        raise ValueError("--replicas needs Ray: pip install 'memjax[ray]'") from None
+    return ReplicaPool(settings)
 
 
 class Server(uvicorn.Server):

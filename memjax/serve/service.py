@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from memjax.rollout.client import ClientError
-from memjax.rollout.local import LocalClient
 from memjax.rollout.scheduler import OnToken, TokenEvent
+from memjax.serve.backend import Backend
 from memjax.serve.errors import ApiError
 from memjax.serve.metrics import Metrics, Reading
 from memjax.trajectory import Completion, SamplingParams
@@ -89,15 +89,15 @@ class Generation:
 
 
 class ModelService:
-    """A local client behind an admission limit. `ready` and `draining` are set by whoever runs the server."""
+    """A model behind an admission limit. `ready` and `draining` are set by whoever runs the server."""
 
-    def __init__(self, client: LocalClient, metrics: Metrics, *, name: str, max_queue: int, request_timeout: float):
+    def __init__(self, client: Backend, metrics: Metrics, *, name: str, max_queue: int, request_timeout: float):
         self.client, self.metrics, self.name = client, metrics, name
         self.tokenizer, self.window = client.tokenizer, client.window
         self.request_timeout = request_timeout
         self.ready = False
         self.draining = False
-        self._most = client.engine.max_concurrent_decodes + max_queue
+        self._most = client.slots + max_queue
         self._open: set[Generation] = set()
         self._mean_seconds = 1.0
         metrics.watch(self._readings())
@@ -105,7 +105,7 @@ class ModelService:
     @property
     def failure(self) -> str | None:
         """Why the engine is dead; None while it works."""
-        return self.client.scheduler.failure
+        return self.client.failure
 
     @property
     def under_way(self) -> int:
@@ -119,7 +119,7 @@ class ModelService:
         self._admit()
         generation = Generation(self, listener)
         try:
-            future = self.client.scheduler.submit(ids, params, shared=shared, on_token=generation.on_token)
+            future = self.client.submit(ids, params, shared=shared, on_token=generation.on_token)
         except ValueError as error:
             self.metrics.requests.labels("invalid").inc()
             raise ApiError(400, str(error)) from None
@@ -152,8 +152,7 @@ class ModelService:
         if len(self._open) < self._most:
             return
         self.metrics.requests.labels("rejected").inc()
-        slots = self.client.engine.max_concurrent_decodes
-        wait = min(60, max(1, round(self._mean_seconds * self._most / slots / 2)))
+        wait = min(60, max(1, round(self._mean_seconds * self._most / self.client.slots / 2)))
         raise ApiError(
             429,
             f"{self._most} requests are waiting or running, which is the most: ask again in {wait} s",
@@ -162,21 +161,23 @@ class ModelService:
         )
 
     def _readings(self) -> list[Reading]:
-        scheduler, engine = self.client.scheduler, self.client.engine
-        counters = scheduler.counters
+        client = self.client
         return [
-            Reading("memjax_slots", "Slots of the engine.", lambda: engine.max_concurrent_decodes),
-            Reading("memjax_slots_used", "Slots that decode.", lambda: scheduler.running),
+            Reading("memjax_slots", "Slots of the engine.", lambda: client.slots),
+            Reading("memjax_slots_used", "Slots that decode.", lambda: client.running),
             Reading("memjax_requests_open", "Requests waiting or running.", lambda: len(self._open)),
             Reading("memjax_queue", "Requests beyond the slots.", self._queue),
-            Reading("memjax_prompt_tokens", "Prompt tokens prefilled.", lambda: counters.prefilled_tokens, counts=True),
-            Reading("memjax_cached_tokens", "Prompt tokens shared.", lambda: counters.cached_tokens, counts=True),
-            Reading("memjax_output_tokens", "Tokens drawn.", lambda: counters.useful_slot_steps, counts=True),
-            Reading("memjax_decode_steps", "Steps of the engine.", lambda: counters.decode_steps, counts=True),
-            Reading("memjax_compilations", "Compiled after warm-up; 0 is right.", lambda: engine.compilations),
-            Reading("memjax_weights_version", "Version of the weights.", lambda: engine.weights.current.version),
+            self._counted("memjax_prompt_tokens", "Prompt tokens prefilled.", "prefilled_tokens"),
+            self._counted("memjax_cached_tokens", "Prompt tokens shared.", "cached_tokens"),
+            self._counted("memjax_output_tokens", "Tokens drawn.", "useful_slot_steps"),
+            self._counted("memjax_decode_steps", "Steps of the engine.", "decode_steps"),
+            Reading("memjax_compilations", "Compiled after warm-up; 0 is right.", lambda: client.compilations),
+            Reading("memjax_weights_version", "Version of the weights.", lambda: client.weights_version),
             Reading("memjax_ready", "1 when warm and not shutting down.", lambda: self.ready and not self.draining),
         ]
 
+    def _counted(self, name: str, text: str, counter: str) -> Reading:
+        return Reading(name, text, lambda: getattr(self.client.counters, counter), counts=True)
+
     def _queue(self) -> int:
-        return max(0, len(self._open) - self.client.engine.max_concurrent_decodes)
+        return max(0, len(self._open) - self.client.slots)

@@ -26,6 +26,7 @@ class ServeSettings(BaseModel):
     slots: int | None = Field(None, ge=1)  # replies that are decoded side by side
     max_length: int | None = Field(None, ge=16)  # tokens of a prompt and its reply
     tensor: int = Field(1, ge=1)  # devices that one model is spread over
+    replicas: int = Field(1, ge=1)  # models side by side, each on devices of its own; above 1 they run under Ray
     max_queue: int = Field(256, ge=0)  # requests that may wait for a slot; more are refused with 429
     max_runs: int = Field(64, ge=1)  # documents that are read at the same time
     max_body: int = Field(64 << 20, ge=1024)  # bytes of a request, uploads included

@@ -10,18 +10,20 @@ model/          the trained model, at the end
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memjax.checkpoint.store import TrainStore
-from memjax.tokenizer_files import read_json, write_json
+from memjax.tokenizer_files import read_json
 from memjax.train.config import TrainConfig, as_json, refuse_other_run
 from memjax.train.display import Silent, Watcher
 from memjax.train.logs import Log, open_logs
 from memjax.train.step import TrainState
 from memjax.train.team import anywhere, by_the_first, is_first
+from memjax.whole_file import write_whole
 
 
 class Stopped(Exception):  # noqa: N818  (it is no error)
@@ -134,8 +136,7 @@ class Run:
         before = read_json(out / "config.json")
         if before is not None:
             refuse_other_run(before, self.config)
-        write_json(out / "config.json.partial", as_json(self.config))
-        (out / "config.json.partial").replace(out / "config.json")
+        write_whole(out / "config.json", json.dumps(as_json(self.config), ensure_ascii=False, indent=2) + "\n")
 
     def _pending_path(self, total: int) -> Path:
         return self.config.out / "pending" / f"{total}.npz"

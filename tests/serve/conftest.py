@@ -17,6 +17,7 @@ from memjax.checkpoint import load_model
 from memjax.rollout.engine import Engine, EngineConfig
 from memjax.rollout.local import LocalClient, make_engine
 from memjax.serve.app import Parts, create_app
+from memjax.serve.backend import Backend
 from memjax.serve.listening import bind
 from memjax.serve.server import Server
 from memjax.serve.settings import ServeSettings
@@ -85,6 +86,15 @@ def serving(
     """A server over an engine, until the end of the block."""
     settings = ServeSettings(model=str(loaded.source), state_dir=state_dir, drain_seconds=5, **{"port": 0, **given})
     client = LocalClient(engine, loaded.tokenizer, model="tiny")
+    with running_server(client, settings, keys=keys, admin_key=admin_key) as running:
+        yield running
+
+
+@contextmanager
+def running_server(
+    client: Backend, settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: str | None = None
+) -> Iterator[Running]:
+    """A server over any backend, which is closed with it."""
     app = create_app(client, settings, keys=keys, admin_key=admin_key)
     listening = bind(settings.host, settings.port)
     server = Server(app, settings)
@@ -93,7 +103,7 @@ def serving(
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     running = Running(url, app.state.parts, server, settings)
     try:
-        wait_for(lambda: running.parts.service.ready)
+        wait_for(lambda: running.parts.service.ready, 300)
         yield running
     finally:
         server.should_exit = True
