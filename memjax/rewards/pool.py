@@ -9,17 +9,18 @@ import queue
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, Self
 
 from memjax import rewards
 
 _START_SECONDS = 60.0  # for a worker to import what it needs, on a loaded machine
-_EXIT_SECONDS = 0.2  # for a worker to end by itself once its pipe is closed
+_EXIT_SECONDS = 5.0  # for a worker to end by itself once its pipe is closed, on a loaded machine
 # The workers are not made with multiprocessing: its children import the program's __main__ again, and with it jax.
 _WORKER = "import sys; from memjax.rewards.pool import work; work(int(sys.argv[1]))"
 
@@ -41,32 +42,16 @@ class Score:
     error: str | None = None
 
 
-class RewardPool:
-    """Processes that score answers, each one item at a time, for at most `timeout` seconds an item.
+class ScoringPool(ABC):
+    """Scores items side by side. Safe to call from several threads and from an event loop. A context manager."""
 
-    Safe to call from several threads and from an event loop. Workers start when they are first needed, are replaced
-    when an item kills them or outlives its time, and never import jax. A worker that cannot be started is no item's
-    fault and raises RuntimeError. POSIX only: a worker inherits its end of a pipe.
-    """
-
-    def __init__(self, workers: int | None = None, timeout: float = 30.0):
-        if workers is None:
-            workers = max(1, (os.cpu_count() or 1) // 2)
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}")
-        if timeout <= 0:
-            raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
-        self._timeout = timeout
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
-        self._workers = [_Worker() for _ in range(workers)]
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        for worker in self._workers:
-            self._idle.put(worker)
-
+    @abstractmethod
     def submit(self, item: Item) -> Future[Score]:
         """Start scoring an item. ValueError at once for a metric that does not exist."""
-        check_metric(item.metric)
-        return self._threads.submit(self._score, item)
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers; items that wait are cancelled, items under way fail."""
 
     def score(self, item: Item) -> Score:
         """Score one item and wait for it."""
@@ -84,6 +69,36 @@ class RewardPool:
         """Score all items without blocking the event loop; results in the order of the items."""
         return await asyncio.gather(*[self.score_async(item) for item in items])
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class RewardPool(ScoringPool):
+    """Processes that score answers, each one item at a time, for at most `timeout` seconds an item.
+
+    Workers start when they are first needed, are replaced when an item kills them or outlives its time, and never
+    import jax. A worker that cannot be started is no item's fault and raises RuntimeError. POSIX only: a worker
+    inherits its end of a pipe.
+    """
+
+    def __init__(self, workers: int | None = None, timeout: float = 30.0):
+        check_settings(workers, timeout)
+        workers = workers or max(1, (os.cpu_count() or 1) // 2)
+        self._timeout = timeout
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
+        self._workers = [_Worker() for _ in range(workers)]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+
+    def submit(self, item: Item) -> Future[Score]:
+        """Start scoring an item. ValueError at once for a metric that does not exist."""
+        check_metric(item.metric)
+        return self._threads.submit(self._score, item)
+
     def close(self) -> None:
         """End the workers; items that wait are cancelled, items under way fail."""
         for worker in self._workers:
@@ -92,18 +107,20 @@ class RewardPool:
         for worker in self._workers:
             worker.stop()
 
-    def __enter__(self) -> RewardPool:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
     def _score(self, item: Item) -> Score:
         worker = self._idle.get()
         try:
             return worker.score(item, self._timeout)
         finally:
             self._idle.put(worker)
+
+
+def check_settings(workers: int | None, timeout: float) -> None:
+    """ValueError for a pool that could not work; `workers` None means as many as the machine suggests."""
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    if timeout <= 0:
+        raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
 
 
 def check_metric(name: str) -> None:

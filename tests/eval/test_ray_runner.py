@@ -14,23 +14,16 @@ from memjax.eval.results import ResultsDirectory
 from memjax.eval.run import run_jobs
 from memjax.rewards.pool import RewardPool
 from tests.eval.forgetful import SlowEvaluator, evaluator, fact_task, forgetful, jobs
+from tests.ray_cluster import two_nodes
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore::Warning")]
 
 
 @pytest.fixture
-def cluster(monkeypatch):
-    from ray.cluster_utils import Cluster
-
-    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    second = cluster.add_node(num_cpus=1)
-    cluster.wait_for_nodes()
-    ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": os.getcwd()}})
-    yield cluster, second
-    ray.shutdown()
-    cluster.shutdown()
+def cluster():
+    with two_nodes() as nodes:
+        yield nodes
 
 
 def run(directory, marks, every, losses, on_row=lambda row: None):

@@ -29,5 +29,10 @@ def process_id(prediction, answers):
     return os.getpid()
 
 
+def process_id_after_a_while(prediction, answers):
+    time.sleep(0.3)
+    return os.getpid()
+
+
 def jax_was_imported(prediction, answers):
     return "jax" in sys.modules
