@@ -1,10 +1,11 @@
-"""`memjax data`: makes RULER and long multi-hop task files."""
+"""`memjax data`: makes RULER, long multi-hop and tiny task files."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -21,12 +22,15 @@ from memjax.data.haystack import BOOKS
 from memjax.data.lengths import parse_length
 from memjax.data.multihop import Format
 from memjax.data.ruler import ANSWER_TOKENS, QUESTIONS
+from memjax.data.tasks import write_tasks
+from memjax.data.tiny import CHUNK_WORDS, TinyTasks
+from memjax.trajectory import Task
 
 USAGE, FAILURE = 2, 1
 _QUESTION_FILES = ", ".join(f"--{kind} FILE for {name}" for name, kind in QUESTIONS.items())
 
 app = typer.Typer(
-    help="Make task files: RULER's tasks, and multi-hop questions in long contexts.",
+    help="Make task files: RULER's tasks, multi-hop questions in long contexts, and the bundled tiny model's task.",
     no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -140,6 +144,78 @@ def hotpotqa(
         Console().print(_statistics(out, seed))
 
 
+@app.command()
+def tiny(
+    out: Out,
+    chunks: Annotated[int, typer.Option(min=1, help="Length of a document, in chunks of 24 words.")],
+    samples: Annotated[int, typer.Option(min=1, help="Documents.")] = 128,
+    hops: Annotated[int, typer.Option(min=1, max=2, help="Facts from the question to the answer.")] = 1,
+    distractors: Annotated[
+        float, typer.Option(min=0, max=1, help="Chance that a half chunk holds a fact that is not needed.")
+    ] = 0.7,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Make tasks that the bundled tiny model reads: facts among filler, one of them asked for.
+
+    Example:
+
+    memjax data tiny --chunks 64 --samples 256 --out tiny-64.jsonl
+    """
+    with _errors_as_sentences():
+        _check_files([], out, force)
+        source = TinyTasks(min_chunks=chunks, max_chunks=chunks, hops=hops, distractors=distractors, seed=seed)
+        with _bar(samples) as progress:
+            write_tasks(out, _counted(map(source.task, range(samples)), progress))
+        typer.echo(f"{out}: {samples} documents of {chunks * CHUNK_WORDS:,} words (seed {seed})")
+
+
+def _counted(tasks: Iterable[Task], progress: Callable[[int], None]) -> Iterator[Task]:
+    for task in tasks:
+        yield task
+        progress(1)
+
+
+@app.command("filter")
+def closed_book(
+    tasks: Annotated[Path, typer.Argument(help="A task file, ours or MemAgent's, RULER's, HotpotQA's, SQuAD's.")],
+    out: Out,
+    model: Annotated[
+        str | None, typer.Option(help="Who is asked: HF directory, .gguf file or hub id; with --url the name there.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="OpenAI-compatible service; its key comes from API_KEY.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Whose tokens are counted; by default the model's.")] = None,
+    attempts: Annotated[int, typer.Option(min=1, help="Replies to each question; one right one is enough.")] = 2,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Of the sampling.")] = 0.7,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Budget of a reply.")] = 512,
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 8,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Drop the tasks that a model answers without their context: they would not test how it reads.
+
+    The replies are kept beside the task file (FILE.asked.jsonl), each at once: after a kill the same command goes on.
+
+    Example:
+
+    memjax data filter train.jsonl --model DIR --out train-unknown.jsonl
+    """
+    from memjax.eval.closed_book import Attempts, asked_file, run_filter
+
+    with _errors_as_sentences():
+        _check_files([tasks], out, force)
+        how = Attempts(attempts, temperature, top_p, answer_tokens, seed=seed)
+        with _bar(None) as progress:
+            outcome = asyncio.run(
+                run_filter(tasks, out, model, url, tokenizer, how, concurrency, lambda asked: progress(1))
+            )
+        if outcome.failed:
+            why = f"see {asked_file(out)}; the same command asks them again"
+            raise RuntimeError(f"{outcome.failed} questions could not be asked ({why})")
+        typer.echo(f"{outcome.kept} tasks kept, {outcome.known} dropped: their answers were known without the context")
+
+
 def _chosen_tasks(asked: str | None, files: Mapping[str, Path]) -> list[str]:
     """The RULER tasks to make; those whose data set was not given are left out unless they were asked for by name."""
     if asked is None or asked == "all":
@@ -168,7 +244,7 @@ def _check_files(sources: list[Path], out: Path, force: bool) -> None:
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Callable[[int], None]]:
+def _bar(total: int | None) -> Iterator[Callable[[int], None]]:
     """Shows in a terminal how many samples are done; after an error nothing of it stays."""
     columns = (TextColumn("samples"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)

@@ -1,0 +1,176 @@
+"""The closed-book filter: tasks whose question a model answers without the text are no test of reading."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from memjax.agents.base import AgentTokenizer, question_tokens
+from memjax.agents.prompt_files import SinglePrompt
+from memjax.data.chunks import neutralise
+from memjax.data.tasks import read_tasks, write_tasks
+from memjax.eval.baselines import load_no_context_prompt
+from memjax.eval.results import digest, drop_torn_line
+from memjax.rewards import score
+from memjax.rewards.answers import extract_answer
+from memjax.rollout.client import Client, ClientError
+from memjax.rollout.connect import choose_model, load_tokenizer, open_client
+from memjax.trajectory import SamplingParams, Task
+
+_PROMPT_TOKENS = 256  # allowed for the prompt and the chat template when a local engine is sized
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """How a question is asked: `count` times, or until a reply is right."""
+
+    count: int = 2
+    temperature: float = 1.0
+    top_p: float = 0.7
+    answer_tokens: int = 512
+    question_tokens: int = 1024
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What came of asking one question."""
+
+    id: str
+    known: bool
+    replies: tuple[str, ...]
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How many tasks there were, and what became of them; those that failed are asked about again."""
+
+    kept: int
+    known: int
+    failed: int
+
+
+async def filter_tasks(
+    tasks: Path,
+    out: Path,
+    client: Client,
+    tokenizer: AgentTokenizer,
+    attempts: Attempts,
+    concurrency: int,
+    on_asked: Callable[[Asked], None] = lambda _: None,
+) -> Outcome:
+    """Write the tasks that the model does not know by heart to `out`, once every question has been asked.
+
+    What was replied stands in `asked_file(out)`, each reply on disk at once: a killed run goes on where it was, and
+    questions that could not be asked are asked again. ValueError for a file that another filter began.
+    """
+    prompt = load_no_context_prompt()
+    identity = {"model": client.model, "prompt_hash": prompt.digest, "tasks": tasks.name, **asdict(attempts)}
+    before = _begin(asked_file(out), identity)
+    open_tasks = (task for task in read_tasks(tasks) if task.id not in before or before[task.id].error)
+    with asked_file(out).open("ab") as file:
+
+        async def ask(task: Task) -> None:
+            asked = await _ask(task, client, tokenizer, prompt, attempts)
+            _append(file, asdict(asked))
+            before[asked.id] = asked
+            on_asked(asked)
+
+        await _each(open_tasks, ask, concurrency)
+    failed = sum(asked.error is not None for asked in before.values())
+    known = sum(asked.known for asked in before.values())
+    if failed:
+        return Outcome(0, known, failed)
+    kept = write_tasks(out, (task for task in read_tasks(tasks) if not before[task.id].known))
+    return Outcome(kept, known, 0)
+
+
+def asked_file(out: Path) -> Path:
+    """Where the replies stand that decided about the tasks of `out`."""
+    return out.with_name(f"{out.stem}.asked.jsonl")
+
+
+def knows(reply: str, answers: Sequence[str]) -> bool:
+    """Whether a reply gives one of the answers, in its box or else in what it says."""
+    return score("sub_em", extract_answer(reply), answers) >= 1
+
+
+async def _ask(
+    task: Task, client: Client, tokenizer: AgentTokenizer, prompt: SinglePrompt, attempts: Attempts
+) -> Asked:
+    replies: list[str] = []
+    try:
+        question_tokens(task.question, attempts.question_tokens, tokenizer)
+        filled = prompt.answer.fill({"question": neutralise(task.question, prompt.tags)})
+        while len(replies) < attempts.count and not any(knows(reply, task.answers) for reply in replies):
+            seed = int(digest([attempts.seed, task.id, len(replies)])[:7], 16)
+            params = SamplingParams(attempts.answer_tokens, attempts.temperature, attempts.top_p, seed=seed)
+            (completion,) = await client.complete(filled, params)
+            replies.append(completion.text)
+    except (ValueError, ClientError) as failure:  # one question that cannot be asked must not end the others
+        return Asked(task.id, False, tuple(replies), str(failure))
+    return Asked(task.id, any(knows(reply, task.answers) for reply in replies), tuple(replies))
+
+
+async def _each(tasks: Iterator[Task], ask: Callable[[Task], Any], concurrency: int) -> None:
+    """`ask` about every task, some at a time; a task is read when there is a place for it."""
+
+    async def work() -> None:
+        for task in tasks:
+            await ask(task)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(work())
+
+
+def _begin(file: Path, identity: Mapping[str, Any]) -> dict[str, Asked]:
+    """What was asked before, after a look at whether it was asked in the same way; the first line says how."""
+    if file.exists():
+        drop_torn_line(file)
+    else:
+        file.touch()
+    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    if not rows:
+        with file.open("wb") as begun:
+            _append(begun, identity)
+        return {}
+    was = rows[0]
+    differing = [name for name, value in identity.items() if was.get(name) != value]
+    if differing:
+        fields = "; ".join(f"{name} was {was.get(name)!r}, is {identity[name]!r}" for name in differing)
+        raise ValueError(f"{file} was begun by another filter ({fields}): give another --out")
+    return {row["id"]: Asked(row["id"], row["known"], tuple(row["replies"]), row["error"]) for row in rows[1:]}
+
+
+def _append(file: IO[bytes], row: Mapping[str, Any]) -> None:
+    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
+async def run_filter(
+    tasks: Path,
+    out: Path,
+    model: str | None,
+    url: str | None,
+    tokenizer: str | None,
+    attempts: Attempts,
+    concurrency: int,
+    on_asked: Callable[[Asked], None],
+) -> Outcome:
+    """`filter_tasks` with the model that a person named."""
+    choice = choose_model(model, url, os.environ)
+    words = load_tokenizer(choice, tokenizer)
+    length = attempts.question_tokens + attempts.answer_tokens + _PROMPT_TOKENS
+    client = open_client(choice, words, length=length, slots=concurrency, dtype=None)
+    try:
+        return await filter_tasks(tasks, out, client, words, attempts, concurrency, on_asked)
+    finally:
+        await client.close()
