@@ -23,8 +23,8 @@ class TrainStore:
 
     A checkpoint appears under its step only when it is whole; what a killed process left unfinished is passed over, and
     with `clean` removed, which only the run itself may do. `failures` counts checkpoints that could not be written,
-    which costs the run nothing but them. With `best`, the name of what was measured, the checkpoint of its highest value
-    stays besides the last `keep`. Of several processes, each makes every call.
+    which costs the run nothing but them. With `best`, the name of a metric, the checkpoint of its highest value stays
+    besides the last `keep`. Of several processes, each makes every call.
     """
 
     def __init__(self, directory: Path, keep: int = 2, *, best: str | None = None, clean: bool = True):

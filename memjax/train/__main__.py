@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from pathlib import Path
@@ -47,6 +48,8 @@ def run(
 
     memjax train run --config configs/train/tiny.yaml steps=200
     """
+    import jax
+
     from memjax.mesh import start_distributed
     from memjax.rollout.client import ClientError
     from memjax.train.config import read_config
@@ -65,6 +68,10 @@ def run(
         _stop(str(error), USAGE)
     except (OSError, ClientError) as error:
         _stop(str(error), FAILURE)
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        _stop(f"a process of this run was lost ({error}); start all of them again to go on", FAILURE)
     console.print(f"the model is in {exported}" if exported else "stopped; start it again to go on", soft_wrap=True)
 
 
@@ -109,6 +116,54 @@ def export(
     except OSError as error:
         _stop(str(error), FAILURE)
     Console().print(f"{target} holds the model after step {step}", soft_wrap=True)
+
+
+@app.command()
+def demonstrations(
+    config: Annotated[Path, typer.Option(help="YAML file of the run that is to learn: its agent and its tokenizer.")],
+    out: Annotated[Path, typer.Option(help="Trajectory file to write, or to go on with.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Go over the file.")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="Task file. [default: the config's data]")] = None,
+    url: Annotated[str | None, typer.Option(help="Address of a teacher. [default: the variable URL]")] = None,
+    model: Annotated[str | None, typer.Option(help="The teacher. [default: the config's model]")] = None,
+    samples: Annotated[int, typer.Option(help="Readings of each task.", min=1)] = 1,
+    min_reward: Annotated[float, typer.Option(help="Reward from which a reading is kept.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(help="Read only so many tasks.", min=1)] = None,
+) -> None:
+    """Let a teacher, or the model itself, read documents, and keep the readings that are good enough to learn from.
+
+    A stage of `kind: trajectories` learns from the file. Started again, a file that is not complete is gone on with.
+
+    Examples:
+
+    memjax train demonstrations --config run.yaml --tasks tasks.jsonl --url http://localhost:8000/v1 --out teacher.jsonl
+
+    memjax train demonstrations --config run.yaml --model runs/x/model --samples 8 --out own.jsonl
+    """
+    from memjax.rollout.client import ClientError
+    from memjax.rollout.connect import choose_model
+    from memjax.train.config import TaskConfig, read_config
+    from memjax.train.demonstrations import Plan, make_demonstrations, open_teacher, student_tokenizer
+
+    console = Console()
+    try:
+        settings = read_config(config, overrides or ())
+        source = settings.data if tasks is None else TaskConfig(path=tasks, metric=settings.data.metric)
+        choice = choose_model(model if model or url else settings.model, url, os.environ)
+        plan = Plan(source, choice.fingerprint(), limit, samples, min_reward)
+        student = student_tokenizer(settings)
+        teacher = open_teacher(settings, choice, student)
+        with console.status("reading") as status:
+
+            def show(made: int, kept: int) -> None:
+                status.update(f"{made} readings, {kept} kept")
+
+            kept, failed = make_demonstrations(settings, student, teacher, plan, out, show)
+    except ValueError as error:
+        _stop(str(error), USAGE)
+    except (OSError, ClientError) as error:
+        _stop(str(error), FAILURE)
+    console.print(f"{out} holds {kept} readings; {failed} did not come to their end", soft_wrap=True)
 
 
 def _stop(message: str, code: int) -> NoReturn:

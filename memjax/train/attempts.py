@@ -1,10 +1,10 @@
-"""Scored trajectories as bytes: what processes send one another, and what a checkpoint of a run holds beside its state."""
+"""Scored trajectories as bytes: what processes send one another, and what is kept beside a checkpoint."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +34,7 @@ def to_bytes(attempts: Sequence[Attempt], metrics: Mapping[str, float] = Mapping
     conversations = [c for attempt in attempts for c in attempt.trajectory.conversations]
     masks = [c.loss_mask for c in conversations]
     about = {"attempts": [_about(attempt) for attempt in attempts], "metrics": dict(metrics)}
-    arrays = {
+    arrays: dict[str, Any] = {
         "about": np.frombuffer(json.dumps(about).encode(), np.uint8),
         "lengths": np.array([len(mask) for mask in masks], np.int64),
         "token_ids": np.concatenate([np.zeros(0, np.int32), *(c.token_ids for c in conversations)]),
@@ -74,10 +74,13 @@ def _about(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _attempt(row: Mapping[str, Any], pieces: Any, task_of: Callable[[str], Task]) -> Attempt:
+def _attempt(row: Mapping[str, Any], pieces: Iterator[Any], task_of: Callable[[str], Task]) -> Attempt:
     fields = dict(row)
     reward_error = fields.pop("reward_error")
     kinds = fields.pop("conversations")
-    conversations = tuple(Conversation(*next(pieces), kind, truncated) for kind, truncated in kinds)
-    trajectory = Trajectory(conversations=conversations, **fields)
+    conversations = []
+    for kind, truncated in kinds:
+        token_ids, mask, logprobs = next(pieces)
+        conversations.append(Conversation(token_ids, mask, logprobs, kind, truncated))
+    trajectory = Trajectory(conversations=tuple(conversations), **fields)
     return Attempt(task_of(trajectory.group_id), trajectory, reward_error)

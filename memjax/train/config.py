@@ -146,12 +146,14 @@ class SupervisedStage(_Part):
 
     name: str
     """What the log calls it."""
-    kind: Literal["recall", "demonstrations"]
-    """Facts to list anew, or whole readings by scripted readers."""
+    kind: Literal["recall", "demonstrations", "trajectories"]
+    """Facts to list anew, whole readings by scripted readers, or those of a file."""
     steps: int = Field(ge=1)
     """Updates."""
     examples: int = Field(default=64, ge=1)
     """Recall examples, or documents, of one update."""
+    path: Path | None = None
+    """The trajectory file, such as `memjax train demonstrations` makes."""
     tasks: TinyTasks = TinyTasks()
     """The documents that are read."""
     policies: Mapping[str, float] = {"oracle": 1.0}
@@ -160,7 +162,9 @@ class SupervisedStage(_Part):
     """Starts afresh with the stage."""
 
     @model_validator(mode="after")
-    def _policies_exist(self) -> SupervisedStage:
+    def _sources_agree(self) -> SupervisedStage:
+        if (self.kind == "trajectories") != (self.path is not None):
+            raise ValueError(f"kind: trajectories and path belong together, got kind {self.kind} and path {self.path}")
         unknown = sorted(set(self.policies) - set(POLICIES))
         if unknown:
             raise ValueError(f"no scripted reader is called {unknown[0]!r}; there are {', '.join(POLICIES)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ from memjax.data import tiny
 from memjax.mesh import make_mesh
 from memjax.models.config import ModelOptions, Qwen2Config
 from memjax.models.qwen2 import Params, abstract_params, init_params
-from memjax.rollout.engine import Engine, EngineConfig
+from memjax.rollout.engine import EngineConfig
 from memjax.rollout.local import LocalClient
 from memjax.sharding import ROLLOUT, TRAIN, Layout
 from memjax.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ from memjax.train.presets import ObjectiveConfig
 from memjax.train.sft import supervised_loss
 from memjax.train.step import TrainState, make_scorer, make_update, place
 from memjax.train.team import by_the_first, is_first
+from memjax.train.turns import EngineInTurn, in_turn
 from memjax.trajectory import Trajectory
 
 Update = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
@@ -80,13 +82,14 @@ def open_model(config: TrainConfig) -> tuple[Model, Params]:
     sizes = {"data": compute.data, "fsdp": compute.fsdp, "tensor": compute.tensor}
     # Without a -1 the mesh takes as many devices as it names, from the first on.
     count = None if -1 in sizes.values() else int(np.prod(list(sizes.values())))
+    mesh = make_mesh(**sizes, devices=jax.devices()[:count])
+    own_part(mesh)
     options = ModelOptions(
         compute_dtype=jnp.dtype(compute.dtype),
         scan_layers=compute.scan_layers,
         remat=compute.remat,
-        layout=Layout(make_mesh(**sizes, devices=jax.devices()[:count]), TRAIN),
+        layout=Layout(mesh, TRAIN),
     )
-    own_part(options.layout.mesh)
     loaded = _fresh(config, options) if config.model == TINY else load_model(config.model, options)
     return Model(loaded.config, options, loaded.tokenizer), loaded.params
 
@@ -119,11 +122,14 @@ def make_agent(config: TrainConfig, tokenizer: Tokenizer, *, max_chunks: int | N
     )
 
 
-def make_client(config: TrainConfig, model: Model, weights: Params) -> LocalClient:
-    """The engine that samples on the devices of this process, with weights that `rollout_weights` made."""
+def make_client(config: TrainConfig, model: Model, weights: Params, turn: threading.Lock) -> LocalClient:
+    """The engine that samples on the devices of this process, with weights that `rollout_weights` made.
+
+    It starts its programs in turn with the learner's.
+    """
     mesh = own_part(model.layout.mesh)
     platform = mesh.devices.flat[0].platform
-    engine = Engine(
+    engine = EngineInTurn(
         on_own_part(model, weights),
         model.config,
         model.rollout_options(mesh),
@@ -131,6 +137,7 @@ def make_client(config: TrainConfig, model: Model, weights: Params) -> LocalClie
         vocabulary=model.tokenizer.size,
         eos_ids=model.tokenizer.eos_ids,
         tokenizer=model.tokenizer,
+        turn=turn,
     )
     return LocalClient(engine, model.tokenizer, model=config.model, prefix_capacity=config.rollout.prefix_tokens)
 
@@ -239,8 +246,8 @@ def _of_all(updates: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
     return joined
 
 
-def make_learner(config: TrainConfig, model: Model, reference: Params | None) -> Learner:
-    """The learner of the config."""
+def make_learner(config: TrainConfig, model: Model, reference: Params | None, turn: threading.Lock) -> Learner:
+    """The learner of the config, which starts its programs in turn with the engine's."""
     logprobs = model.logprob_options(config.rollout.temperature)
 
     def token_loss(*arguments: Any) -> Any:
@@ -251,8 +258,8 @@ def make_learner(config: TrainConfig, model: Model, reference: Params | None) ->
         packing=config.packing(model.row_multiple),
         layout=model.layout,
         limits=FLOAT32_LIMITS if config.compute.dtype == "float32" else BFLOAT16_LIMITS,
-        update=make_update(model.config, model.options, logprobs, config.optimizer, token_loss),
-        score=make_scorer(model.config, model.options, logprobs),
+        update=in_turn(make_update(model.config, model.options, logprobs, config.optimizer, token_loss), turn),
+        score=in_turn(make_scorer(model.config, model.options, logprobs), turn),
         reference=reference,
     )
 

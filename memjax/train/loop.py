@@ -45,6 +45,7 @@ from memjax.train.run import Position, Run, Stopped, config_of
 from memjax.train.sft import stage_examples, supervised_batch
 from memjax.train.step import TrainState, abstract_state, init_state, place
 from memjax.train.team import by_the_first, is_first
+from memjax.train.trajectory_files import read_trajectories
 
 
 def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.Event | None = None) -> Path | None:
@@ -87,11 +88,12 @@ def supervise(run: Run, model: Model, state: TrainState, position: Position) -> 
     agent = make_agent(config, model.tokenizer, max_chunks=config.agent.max_chunks)
     packing = replace(config.packing(model.row_multiple), optimizer_steps=1)
     update = make_supervised_update(model, stage.optimizer)
+    readings = read_trajectories(stage.path, model.tokenizer) if stage.path else []
     if position.step == 0:
         state = init_state(state.params, model.config, model.options, stage.optimizer)
     for step in range(position.step, stage.steps):
         started = time.perf_counter()
-        examples = stage_examples(stage, step, agent, model.tokenizer, config.seed)
+        examples = stage_examples(stage, step, agent, model.tokenizer, config.seed, readings)
         state, found = update(state, place(supervised_batch(examples, packing), model.layout))
         metrics = {name: float(value) for name, value in found.items()}
         metrics["timing_s/step"] = time.perf_counter() - started
@@ -109,10 +111,11 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
     config = run.config
     if position.step == 0:
         state = init_state(state.params, model.config, model.options, config.optimizer)
-    learner, weights_of = make_learner(config, model, reference), rollout_weights(model)
+    turn = threading.Lock()
+    learner, weights_of = make_learner(config, model, reference, turn), rollout_weights(model)
     weights = weights_of(state.params)
     agent = make_agent(config, model.tokenizer, max_chunks=config.agent.max_chunks)
-    client = make_client(config, model, weights)
+    client = make_client(config, model, weights, turn)
     source, judged_by = TaskSource(config.data, config.seed), validation_tasks(config)
     dynamic = config.objective.dynamic_sampling
     with closing(client.scheduler), RewardPool() as pool, ThreadPoolExecutor(1, "rollout") as beside:
@@ -132,7 +135,7 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
             share = beside.submit(sampler.own_share, position.tasks) if is_ahead else None
             learning = time.perf_counter()
             state, found = learner.learn(state, batch.trajectories) if batch.kept else (state, {})
-            metrics = {**batch.metrics, **found, "timing_s/update_actor": time.perf_counter() - learning}
+            metrics = {**found, **batch.metrics, "timing_s/update_actor": time.perf_counter() - learning}
             following = _collect(run, sampler, learner, weights, position.tasks, share) if share else None
             weights = weights_of(state.params)
             asyncio.run(client.swap_weights(on_own_part(model, weights)))

@@ -110,7 +110,7 @@ class Sampler:
         return asyncio.run(all_groups())
 
     def collect(self, first: int, share: Sequence[Attempt] | None = None) -> Collected:
-        """A rollout batch from task number `first` of the training order on; `share` is ours where it is sampled already.
+        """A rollout batch from task number `first` of the training order on; `share` is what this process has of it.
 
         With dynamic sampling, groups without variance give way to those of the next tasks, `refills` times at most:
         near the ceiling of a task most groups have none, and a batch may stay short.
@@ -214,13 +214,18 @@ async def answer_task(
 ) -> Sequence[Attempt]:
     """Work a task `samples` times, each with a seed of its own that the task's group or id names."""
 
-    async def attempt(sample: int) -> Attempt:
-        drawn = replace(sampling, seed=derive_seed(seed, "sample", task.group or task.id, sample))
-        trajectory = await replace(agent, sampling=drawn).run(task, client)
-        score = await _score(trajectory, task, pool)
-        return Attempt(task, replace(trajectory, reward=score.value), score.error)
+    agent = replace(agent, sampling=sampling)
+    return await asyncio.gather(*(attempt_task(agent, task, client, pool, i, seed) for i in range(samples)))
 
-    return await asyncio.gather(*map(attempt, range(samples)))
+
+async def attempt_task(
+    agent: MemAgent, task: Task, client: Client, pool: RewardPool, sample: int, seed: int
+) -> Attempt:
+    """Work a task once, as the sample of that number: the same one whenever it is asked for."""
+    drawn = replace(agent.sampling, seed=derive_seed(seed, "sample", task.group or task.id, sample))
+    trajectory = await replace(agent, sampling=drawn).run(task, client)
+    score = await _score(trajectory, task, pool)
+    return Attempt(task, replace(trajectory, reward=score.value), score.error)
 
 
 def rollout_metrics(attempts: Sequence[Attempt]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,30 +37,57 @@ class WrittenReplies:
         """The next text, as if it had been drawn with its end token."""
         text = self.texts[self._next]
         self._next += 1
-        return [written(self.tokenizer.render_prompt(prompt).ids, text, self.tokenizer)]
+        return [written(self.tokenizer.render_prompt(prompt).ids, said(text), self.tokenizer)]
 
     async def close(self) -> None:
         """Nothing to release."""
 
 
-def written(prompt_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Completion:
-    """The completion that says `text` and ends; its log-probabilities, which nobody drew, are 0."""
-    ids = [*tokenizer.encode(text), tokenizer.eos_ids[0]]
-    return Completion(
+def written(
+    prompt_ids: Sequence[int], reply: Completion, tokenizer: Tokenizer, max_tokens: int | None = None
+) -> Completion:
+    """What someone else wrote, as if this tokenizer's model had drawn it; the log-probabilities, unknown, are 0.
+
+    It ends with the end token, unless it was cut: by whoever wrote it, or here at `max_tokens`.
+    """
+    if reply.finish_reason not in ("stop", "length"):
+        return reply
+    ids = tokenizer.encode(reply.text)
+    ids += [tokenizer.eos_ids[0]] if reply.finish_reason == "stop" else []
+    is_cut = reply.finish_reason == "length" or (max_tokens is not None and len(ids) > max_tokens)
+    ids = ids[:max_tokens]
+    return replace(
+        reply,
         prompt_ids=np.asarray(prompt_ids, np.int32),
         token_ids=np.asarray(ids, np.int32),
         logprobs=np.zeros(len(ids), np.float32),
-        text=text,
-        finish_reason="stop",
+        text=tokenizer.decode(ids) if is_cut else reply.text,
+        finish_reason="length" if is_cut else "stop",
         prompt_tokens=len(prompt_ids),
         completion_tokens=len(ids),
     )
 
 
+def said(text: str) -> Completion:
+    """A reply that is this text and ends."""
+    nothing = np.zeros(0, np.int32)
+    return Completion(nothing, nothing, np.zeros(0, np.float32), text, "stop")
+
+
 def stage_examples(
-    stage: SupervisedStage, step: int, agent: MemAgent, tokenizer: Tokenizer, seed: int
+    stage: SupervisedStage,
+    step: int,
+    agent: MemAgent,
+    tokenizer: Tokenizer,
+    seed: int,
+    readings: Sequence[Trajectory] = (),
 ) -> list[Trajectory]:
-    """What update number `step` of a stage learns from; the same whenever it is asked for."""
+    """What update number `step` of a stage learns from; the same whenever it is asked for.
+
+    `readings` are those of its file, for a stage of trajectories: each once in every epoch, in another order.
+    """
+    if stage.kind == "trajectories":
+        return _in_epochs(readings, range(step * stage.examples, (step + 1) * stage.examples), seed, stage.name)
     rng = stream(seed, "supervised", stage.name, step)
     if stage.kind == "recall":
         return [_recall(agent, tokenizer, rng) for _ in range(stage.examples)]
@@ -75,6 +102,14 @@ def stage_examples(
     return asyncio.run(demonstrate_all())
 
 
+def _in_epochs(readings: Sequence[Trajectory], numbers: range, seed: int, name: str) -> list[Trajectory]:
+    size = len(readings)
+    orders = {
+        epoch: stream(seed, "order", name, epoch).sample(range(size), size) for epoch in {n // size for n in numbers}
+    }
+    return [readings[orders[n // size][n % size]] for n in numbers]
+
+
 async def demonstrate(task: Task, texts: list[str], agent: MemAgent, tokenizer: Tokenizer) -> Trajectory:
     """The reading of a task in which the agent's model writes `texts`."""
     trajectory = await agent.run(task, WrittenReplies(texts, tokenizer))
@@ -84,8 +119,8 @@ async def demonstrate(task: Task, texts: list[str], agent: MemAgent, tokenizer: 
 
 
 def supervised_batch(examples: Sequence[Trajectory], packing: PackingConfig) -> Batch:
-    """One update on all conversations, each written token counting the same."""
-    (step,) = pack(examples, packing)
+    """One update on all conversations, each written token counting the same; replies that were cut are left out."""
+    (step,) = pack(examples, packing, mask_truncated=True)
     zeros_MBT = np.zeros(step.rows.tokens.shape, np.float32)
     return Batch(
         rows=step.rows,
@@ -108,5 +143,5 @@ def supervised_loss(
 def _recall(agent: MemAgent, tokenizer: Tokenizer, rng: random.Random) -> Trajectory:
     question, memory, chunk, reply = recall_example(rng)
     prompt = agent.prompts.memory.fill({"question": question, "memory": memory, "chunk": chunk})
-    completion = written(tokenizer.render_prompt(prompt).ids, reply, tokenizer)
+    completion = written(tokenizer.render_prompt(prompt).ids, said(reply), tokenizer)
     return Trajectory("recall", "recall", (Conversation.from_completion(completion, "memory"),), answer="")
