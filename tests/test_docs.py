@@ -12,7 +12,7 @@ from memjax.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-ELSEWHERE = ("eval", "data", "train")  # commands whose options live in the __main__ of their room
+ELSEWHERE = ("eval", "data", "train", "plan")  # commands whose options live in the __main__ of their room
 
 
 def code_of(page):
