@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +15,7 @@ from memjax.data.chunks import neutralise
 from memjax.data.tasks import read_tasks, write_tasks
 from memjax.eval.baselines import load_no_context_prompt
 from memjax.eval.results import digest, drop_torn_line
+from memjax.eval.side_by_side import side_by_side
 from memjax.rewards import score
 from memjax.rewards.answers import extract_answer
 from memjax.rollout.client import Client, ClientError
@@ -35,6 +35,14 @@ class Attempts:
     answer_tokens: int = 512
     question_tokens: int = 1024
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.params()  # refuses settings that no question could be asked with
+
+    def params(self, *path: str | int) -> SamplingParams:
+        """How one reply is drawn; `path` names it."""
+        seed = int(digest([self.seed, *path])[:7], 16)
+        return SamplingParams(self.answer_tokens, self.temperature, self.top_p, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ async def filter_tasks(
             before[asked.id] = asked
             on_asked(asked)
 
-        await _each(open_tasks, ask, concurrency)
+        await side_by_side(open_tasks, ask, concurrency)
     failed = sum(asked.error is not None for asked in before.values())
     known = sum(asked.known for asked in before.values())
     if failed:
@@ -109,25 +117,11 @@ async def _ask(
         question_tokens(task.question, attempts.question_tokens, tokenizer)
         filled = prompt.answer.fill({"question": neutralise(task.question, prompt.tags)})
         while len(replies) < attempts.count and not any(knows(reply, task.answers) for reply in replies):
-            seed = int(digest([attempts.seed, task.id, len(replies)])[:7], 16)
-            params = SamplingParams(attempts.answer_tokens, attempts.temperature, attempts.top_p, seed=seed)
-            (completion,) = await client.complete(filled, params)
+            (completion,) = await client.complete(filled, attempts.params(task.id, len(replies)))
             replies.append(completion.text)
     except (ValueError, ClientError) as failure:  # one question that cannot be asked must not end the others
         return Asked(task.id, False, tuple(replies), str(failure))
     return Asked(task.id, any(knows(reply, task.answers) for reply in replies), tuple(replies))
-
-
-async def _each(tasks: Iterator[Task], ask: Callable[[Task], Any], concurrency: int) -> None:
-    """`ask` about every task, some at a time; a task is read when there is a place for it."""
-
-    async def work() -> None:
-        for task in tasks:
-            await ask(task)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(work())
 
 
 def _begin(file: Path, identity: Mapping[str, Any]) -> dict[str, Asked]:

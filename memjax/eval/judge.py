@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from typing import IO
 
 from memjax.data.chunks import neutralise
 from memjax.eval.results import ResultsDirectory, Row, digest, drop_torn_line
+from memjax.eval.side_by_side import side_by_side
 from memjax.eval.verdicts import FILE, Ruling, Verdict, line_of, read_verdicts, ruling
 from memjax.rollout.client import Client, ClientError, Message, Prompt
 from memjax.trajectory import SamplingParams
@@ -92,19 +92,14 @@ async def _ask_about(
     file: IO[bytes],
     on_verdict: Callable[[Verdict], None],
 ) -> None:
-    places = asyncio.Semaphore(concurrency)
-
     async def ask(row: Row) -> None:
-        async with places:
-            verdict = await _verdict(row, client, prompt)
+        verdict = await _verdict(row, client, prompt)
         file.write(line_of(verdict))
         file.flush()
         os.fsync(file.fileno())
         on_verdict(verdict)
 
-    async with asyncio.TaskGroup() as group:
-        for row in rows:
-            group.create_task(ask(row))
+    await side_by_side(iter(rows), ask, concurrency)
 
 
 async def _verdict(row: Row, client: Client, prompt: JudgePrompt) -> Verdict:

@@ -132,6 +132,8 @@ class ResultsDirectory:
     _lock: IO[str] | None = None
 
     def __enter__(self) -> ResultsDirectory:
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file, and results are a directory; give another --out")
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = (self.path / ".lock").open("w")
         try:

@@ -12,6 +12,7 @@ from memjax.eval.diagnosis import diagnose, evidence_of
 from memjax.eval.recording import RecordingClient, Turn
 from memjax.eval.results import ResultsDirectory, Row, digest
 from memjax.eval.scoring import Preset, score_answer
+from memjax.eval.side_by_side import side_by_side
 from memjax.rewards.pool import RewardPool, check_metric
 from memjax.rollout.client import Client
 from memjax.trajectory import Task, Trajectory
@@ -117,26 +118,11 @@ async def run_jobs(
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> None:
     """Evaluate what `results` lacks, `concurrency` samples at a time; tasks are made only when a place is free."""
-    if concurrency < 1:
-        raise ValueError(f"concurrency must be at least 1, got {concurrency}")
-    iterator = iter(jobs)
-    making = asyncio.Lock()
 
-    async def work() -> None:
-        while True:
-            async with making:
-                job = await asyncio.to_thread(_next_unfinished, iterator, results)
-            if job is None:
-                return
-            on_row(results.append(await evaluate(job)))
+    async def work(job: Job) -> None:
+        on_row(results.append(await evaluate(job)))
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(work())
-    except ExceptionGroup as errors:
-        # One sentence for the person, instead of a group of equal ones.
-        raise _first(errors) from None
+    await side_by_side(_unfinished(jobs, results), work, concurrency)
 
 
 def check_task(task: Task) -> None:
@@ -146,12 +132,11 @@ def check_task(task: Task) -> None:
         raise ValueError(f"task {task.id!r} has no gold answer; an evaluation needs one")
 
 
-def _next_unfinished(jobs: Iterator[Job], results: ResultsDirectory) -> Job | None:
+def _unfinished(jobs: Iterable[Job], results: ResultsDirectory) -> Iterator[Job]:
     for job in jobs:
         check_task(job.task)
         if not results.finished((job.cell, job.number), job.doc_hash):
-            return job
-    return None
+            yield job
 
 
 def _memory_turns(trajectory: Trajectory, turns: Sequence[Turn]) -> tuple[Turn, ...]:
@@ -159,10 +144,3 @@ def _memory_turns(trajectory: Trajectory, turns: Sequence[Turn]) -> tuple[Turn, 
     if trajectory.error or len(turns) != len(trajectory.conversations):
         return ()
     return tuple(turn for turn, talk in zip(turns, trajectory.conversations, strict=True) if talk.kind == "memory")
-
-
-def _first(errors: ExceptionGroup[Exception]) -> Exception:
-    error: Exception = errors
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -51,8 +51,9 @@ async def evaluate(config: EvalConfig, watcher: Watcher) -> dict[str, Any]:
     """Run what the results directory lacks and return results.json. ValueError for what the config gets wrong."""
     cells = cells_of(config)
     for name, path in config.data.items():
-        if not path.exists():
-            raise ValueError(f"there is no {path}, which --data {name}=PATH names")
+        kind, there = ("directory", path.is_dir()) if name == "longbench" else ("file", path.is_file())
+        if not there:
+            raise ValueError(f"there is no {kind} {path}, which --data {name}=PATH names")
     choice = _chosen(config)
     tokenizer = load_tokenizer(choice, config.tokenizer)
     if isinstance(tokenizer, EstimatedTokenizer):

@@ -107,3 +107,21 @@ def test_the_command_says_what_it_dropped_and_what_it_could_not_ask(tasks, tmp_p
     assert rows[0]["model"] == "stub"
     missing = CliRunner().invoke(app, ["filter", str(tmp_path / "no.jsonl"), "--out", str(out), "--force"])
     assert (missing.exit_code, missing.stderr) == (2, f"memjax: there is no file {tmp_path / 'no.jsonl'}\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--top-p", "7"], "top_p must be in (0, 1], got 7.0"),
+        (["--temperature", "900"], "temperature must be between 0 and 100"),
+        ([], "bad.jsonl, line 2: not valid JSON"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_a_sentence(tasks, tmp_path, options, message):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(tasks.read_text().splitlines()[0] + '\n{"id": 3')
+    with serving(lambda prompt, params: reply(prompt)) as service:
+        arguments = ["filter", str(bad), "--out", str(tmp_path / "o.jsonl"), "--url", service.url, *options]
+        result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert message in result.stderr

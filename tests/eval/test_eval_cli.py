@@ -150,7 +150,8 @@ def test_a_directory_made_with_other_budgets_is_refused(tmp_path, tasks):
         (["--config", "nowhere.yaml"], "there is no config file nowhere.yaml"),
         (["smoke", "--out", "o"], "no model given: --model takes"),
         (["ruler", "--out", "o", "--tasks", "qa_1"], "qa_1 asks the questions of squad: give --data squad=PATH"),
-        (["file", "--out", "o", "--data", "tasks=r.jsonl"], "there is no r.jsonl, which --data tasks=PATH names"),
+        (["file", "--out", "o", "--data", "tasks=r.jsonl"], "there is no file r.jsonl, which --data tasks=PATH names"),
+        (["file", "--out", "o", "--data", "tasks=."], "there is no file ., which --data tasks=PATH names"),
         (["report", "nowhere"], "nowhere has no config.json"),
     ],
 )
@@ -180,6 +181,12 @@ def test_an_unknown_key_of_a_config_file_names_the_nearest(tmp_path):
     result = invoke("--config", tmp_path / "c.yaml")
     assert "unknown config key chunk_token " in result.output
     assert "did you mean chunk_tokens?" in result.output
+
+
+def test_a_file_where_results_should_go_is_refused(tmp_path, tasks):
+    with serving(NeedleReader(PATTERN)) as service:
+        result = invoke(*of_file(tasks, service.url, tasks))
+    assert (result.exit_code, "is a file, and results are a directory" in result.stderr) == (2, True)
 
 
 def test_a_malformed_task_line_is_named(tmp_path, tasks):
