@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from memjax.rollout.client import Message, Prompt
+from memjax.rollout.scheduler import TokenEvent
 from memjax.serve.errors import ApiError
 from memjax.serve.memory_chat import MemoryChat
 from memjax.serve.replies import check_model, generation_for, ignored_headers, sampled_ids, usage
@@ -95,20 +96,24 @@ class ChatAnswer:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Piece by piece."""
-        begun = set()
-        async for event in self._generation.events():
-            if event.sample not in begun:
-                begun.add(event.sample)
-                yield self._chunk(event.sample, {"role": "assistant", "content": ""})
-            if event.text or self._body.logprobs:
-                logprobs = self._logprobs([event.token_id], [event.logprob])
-                yield self._chunk(event.sample, {"content": event.text}, logprobs=logprobs)
-            if event.finish_reason:
-                yield self._chunk(event.sample, {}, finish_reason=event.finish_reason)
+        begun: set[int] = set()
+        async for tokens in self._generation.events():
+            if chunks := [chunk for token in tokens for chunk in self._chunks(token, begun)]:
+                yield b"".join(chunks)
         if self._body.usage_wanted:
             completions = await self._generation.result()
             yield sse(self._head("chat.completion.chunk") | {"choices": [], "usage": usage(completions)})
         yield DONE
+
+    def _chunks(self, event: TokenEvent, begun: set[int]) -> Iterator[bytes]:
+        if event.sample not in begun:
+            begun.add(event.sample)
+            yield self._chunk(event.sample, {"role": "assistant", "content": ""})
+        if event.text or self._body.logprobs:
+            logprobs = self._logprobs([event.token_id], [event.logprob])
+            yield self._chunk(event.sample, {"content": event.text}, logprobs=logprobs)
+        if event.finish_reason:
+            yield self._chunk(event.sample, {}, finish_reason=event.finish_reason)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._body.model}

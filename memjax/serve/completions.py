@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +17,6 @@ from memjax.serve.schemas import CompletionRequest
 from memjax.serve.service import Generation, ModelService
 from memjax.serve.streaming import DONE, sse, started, unless_gone
 from memjax.tokenizer import Tokenizer
-from memjax.trajectory import FinishReason
 
 DEFAULT_TOKENS = 16
 """How much OpenAI's interface draws where nothing is said."""
@@ -90,10 +89,9 @@ class TextAnswer:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Piece by piece, as the prompts' tokens come."""
-        async for prompt, event in _merged(self.generations):
-            index = prompt * self._body.n + event.sample
-            if event.text or event.finish_reason or self._body.logprobs is not None:
-                yield self._chunk(index, event.text, event, event.finish_reason)
+        async for prompt, tokens in _merged(self.generations):
+            if chunks := [chunk for token in tokens for chunk in self._chunks(prompt, token)]:
+                yield b"".join(chunks)
         if self._body.usage_wanted:
             results = [await generation.result() for generation in self.generations]
             yield sse(self._head() | {"choices": [], "usage": total_usage([usage(result) for result in results])})
@@ -102,10 +100,16 @@ class TextAnswer:
     def _head(self) -> dict[str, Any]:
         return {"id": self._id, "object": "text_completion", "created": self._created, "model": self._body.model}
 
-    def _chunk(self, index: int, text: str, event: TokenEvent, finish_reason: FinishReason | None) -> bytes:
-        logprobs = self._logprobs([event.token_id], [event.logprob])
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        return sse(self._head() | {"choices": [choice]})
+    def _chunks(self, prompt: int, event: TokenEvent) -> Iterator[bytes]:
+        if not (event.text or event.finish_reason or self._body.logprobs is not None):
+            return
+        choice = {
+            "index": prompt * self._body.n + event.sample,
+            "text": event.text,
+            "logprobs": self._logprobs([event.token_id], [event.logprob]),
+            "finish_reason": event.finish_reason,
+        }
+        yield sse(self._head() | {"choices": [choice]})
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any] | None:
         if self._body.logprobs is None:
@@ -114,14 +118,14 @@ class TextAnswer:
         return {"tokens": tokens, "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": None}
 
 
-async def _merged(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, TokenEvent]]:
-    """The events of all generations as they come, with the index of theirs."""
-    events: asyncio.Queue[tuple[int, TokenEvent] | None] = asyncio.Queue()
+async def _merged(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, list[TokenEvent]]]:
+    """The tokens of all generations as they come, with the index of theirs."""
+    events: asyncio.Queue[tuple[int, list[TokenEvent]] | None] = asyncio.Queue()
 
     async def forward(index: int, generation: Generation) -> None:
         try:
-            async for event in generation.events():
-                events.put_nowait((index, event))
+            async for tokens in generation.events():
+                events.put_nowait((index, tokens))
         finally:
             events.put_nowait(None)
 

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from memjax.rollout.scheduler import TokenEvent
 from memjax.serve.chat import rendered
 from memjax.serve.errors import ApiError
 from memjax.serve.replies import generation_for, ignored_headers, sampled_ids, usage
@@ -58,19 +59,23 @@ def native_routes(service: ModelService) -> APIRouter:
 
 async def token_events(generation: Generation) -> AsyncIterator[bytes]:
     """Token by token, then the usage."""
-    async for event in generation.events():
-        yield sse(
-            {
-                "sample": event.sample,
-                "token_id": event.token_id,
-                "logprob": event.logprob,
-                "text": event.text,
-                "finish_reason": event.finish_reason,
-                "weights_version": event.weights_version,
-            }
-        )
+    async for tokens in generation.events():
+        yield b"".join(map(_token, tokens))
     yield sse({"usage": usage(await generation.result())})
     yield DONE
+
+
+def _token(event: TokenEvent) -> bytes:
+    return sse(
+        {
+            "sample": event.sample,
+            "token_id": event.token_id,
+            "logprob": event.logprob,
+            "text": event.text,
+            "finish_reason": event.finish_reason,
+            "weights_version": event.weights_version,
+        }
+    )
 
 
 def _sample(completion: Completion, versions: Sequence[int]) -> dict[str, Any]:

@@ -54,10 +54,16 @@ class Generation:
         self.future = future
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._tokens.put_nowait, None))
 
-    async def events(self) -> AsyncIterator[TokenEvent]:
-        """The tokens as they come; ApiError where the engine fails or time runs out."""
-        while (event := await self._within(self._tokens.get())) is not None:
-            yield event
+    async def events(self) -> AsyncIterator[list[TokenEvent]]:
+        """The tokens as they come, all that there are at a time; ApiError where the engine fails or time runs out."""
+        while True:
+            came = [await self._within(self._tokens.get())]
+            while not self._tokens.empty():
+                came.append(self._tokens.get_nowait())
+            if tokens := [event for event in came if event is not None]:
+                yield tokens
+            if came[-1] is None:
+                break
         await self.result()
 
     async def result(self) -> list[Completion]:
