@@ -69,9 +69,10 @@ class RayRewardPool(ScoringPool):
     def close(self) -> None:
         """End the actors; items that wait are cancelled, items under way fail."""
         self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for place in self._places:
             ray.kill(place.actor)
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.shutdown()
 
     def _score(self, item: Item) -> Score:
         while place := self._take():
