@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from memjax.rollout.engine import DecodeState, Engine, Prefix, SampledTokens
+from memjax.rollout.engine import DecodeState, Engine, Prefix, PrefixRows, SampledTokens
 from memjax.rollout.weights import WeightStore
 
 Given = ParamSpec("Given")
@@ -49,10 +49,15 @@ class EngineInTurn(Engine):
                     return done.value
             yield taken
 
-    def insert(self, *args: Any, **kwargs: Any) -> DecodeState:
+    def prefill_rows(self, *args: Any, **kwargs: Any) -> PrefixRows:
         """As the engine's."""
         with self._turn:
-            return super().insert(*args, **kwargs)
+            return super().prefill_rows(*args, **kwargs)
+
+    def insert_rows(self, *args: Any, **kwargs: Any) -> DecodeState:
+        """As the engine's, which `insert` calls too."""
+        with self._turn:
+            return super().insert_rows(*args, **kwargs)
 
     def generate(self, params: WeightStore, decode_state: DecodeState) -> tuple[DecodeState, SampledTokens]:
         """As the engine's."""
