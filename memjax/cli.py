@@ -233,15 +233,26 @@ def quickstart(
     tokenizer: TokenizerOption = None,
     debug: Debug = False,
 ) -> None:
-    """Read a small bundled text in several chunks, and print the answer beside the expected one.
+    """Read a bundled or generated text in chunks, and print the answer beside the expected one.
+
+    With nothing given, a tiny bundled model reads a document two thousand times as long as its window.
 
     Examples:
+
+        memjax quickstart
 
         memjax quickstart --model Qwen/Qwen2.5-0.5B-Instruct
 
         URL=http://localhost:8000/v1 API_KEY=... memjax quickstart --model my-model
     """
     with _termination_as_interrupt(), errors_as_sentences(debug):
+        import os
+
+        if model is None and url is None and not os.environ.get("URL"):
+            from memjax.quickstart import run_tiny_quickstart
+
+            run_tiny_quickstart()
+            return
         from memjax.ask_session import run_quickstart
 
         run_quickstart(model, url, tokenizer)

@@ -201,7 +201,7 @@ class Tokenizer:
         run: list[str] = []
         shared = 0
         for index, piece in enumerate([*pieces, []]):
-            if index == shared_pieces:
+            if shared_pieces and index == shared_pieces:
                 shared = len(ids) + len(self._settled("".join(run))[0])
             if isinstance(piece, str):
                 run.append(piece)

@@ -22,6 +22,15 @@ from memjax.trajectory import Task
 CHUNK_WORDS = 24
 """Words between which no fact is split; the chunk budget of an agent that reads this task."""
 
+WINDOW = 64
+"""Tokens of the longest conversation about this task, prompt and reply together."""
+
+BUDGETS: Mapping[str, int] = MappingProxyType({"question": 4, "chunk": CHUNK_WORDS, "memory": 10, "answer": 6})
+"""The budgets of an agent that reads this task, in tokens: a word is one."""
+
+ASSETS = Path(__file__).parents[1] / "assets" / "tiny"
+"""The bundled model that learned this task, and its prompts."""
+
 CAPACITY = 3
 """Facts in a memory of 10 tokens, one of which ends it."""
 

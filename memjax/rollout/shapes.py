@@ -73,7 +73,7 @@ class EngineConfig:
         longest = self.prefill_buckets[0]
         lengths = (longest // 2, longest) if self.one_window and longest > 1 else (longest,)
         rows = {length: min(_BATCH_TOKENS // length, self.slots) for length in lengths}
-        return {length: count for length, count in rows.items() if count > 1}
+        return {length: count for length, count in rows.items() if count > 1 or self.one_window}
 
     @property
     def work_length(self) -> int:

@@ -142,11 +142,12 @@ def test_prompts_prefilled_together_decode_as_they_do_alone(engine, teacher, cou
     assert not drawn[-1].valid[1]
 
 
-def test_a_small_window_has_two_lengths_for_short_prompts_and_a_single_slot_has_no_batches():
+def test_a_small_window_has_two_lengths_for_short_prompts_and_a_single_slot_batches_only_there():
     assert EngineConfig.for_platform("cpu", 64, 128).batches == {32: 16, 64: 8}
     assert EngineConfig.for_platform("cpu", 8192, 4).batches == {64: 4}
     assert EngineConfig.for_platform("tpu", 8192, 64).batches == {128: 4}
-    assert EngineConfig.for_platform("cpu", 64, 1).batches == {}
+    assert EngineConfig.for_platform("cpu", 64, 1).batches == {32: 1, 64: 1}
+    assert EngineConfig.for_platform("cpu", 8192, 1).batches == {}
 
 
 def test_the_bits_of_a_prompt_do_not_depend_on_its_row_or_on_the_others(engine):
