@@ -54,20 +54,24 @@ class TrainStore:
         """Whether the value is above those of all checkpoints."""
         return value is not None and all(other is None or value > other for other in self._values().values())
 
-    def save(self, step: int, state: Any, position: Mapping[str, int], value: float | None = None) -> None:
+    def save(
+        self, step: int, state: Any, position: Mapping[str, int], value: float | None = None, *, wait: bool = False
+    ) -> None:
         """Begin to write a checkpoint, once the one before is written; the state may be donated right away.
 
-        `value` is what `best` was measured to be.
+        `value` is what `best` was measured to be. With `wait` the checkpoint is written when the call returns.
         """
         self.wait()
         # On CPU the writer would read the very buffers that the next update takes over.
-        copy = jax.tree.map(jnp.copy, state) if jax.default_backend() == "cpu" else state
+        copy = jax.tree.map(jnp.copy, state) if jax.default_backend() == "cpu" and not wait else state
         tree = {"state": copy, "position": {name: np.asarray(value, np.int64) for name, value in position.items()}}
         try:
             metrics = None if value is None or self._best is None else {self._best: value}
             self._saving = step, self._checkpointer.save_async(step, tree, metrics=metrics)
         except Exception as error:  # the boundary to the disk: a run must not end because it is full
             self._failed(step, error)
+        if wait:
+            self.wait()
 
     def wait(self) -> None:
         """Wait until nothing is being written."""

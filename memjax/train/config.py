@@ -265,7 +265,8 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainConfig
 
 def refuse_other_run(before: Mapping[str, Any], now: TrainConfig) -> None:
     """ValueError where a run started with the config `before`, as JSON, cannot go on with `now`."""
-    old, new = _flat(before), _flat(as_json(now))
+    # Keys that did not exist when the run was started have their defaults.
+    old, new = _flat(as_json(TrainConfig.model_validate(before))), _flat(as_json(now))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{name}.") for name in _MAY_CHANGE):
             raise ValueError(

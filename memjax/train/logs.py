@@ -27,7 +27,7 @@ class Log(Protocol):
 
 def open_logs(config: TrainConfig, step: int) -> list[Log]:
     """The logs of a run that goes on from `step`. ValueError where one needs a package that is not installed."""
-    return [MetricsLog(config.out / "metrics.jsonl", step), *(_OPENED[name](config, step) for name in config.log)]
+    return [*(_OPENED[name](config, step) for name in config.log), MetricsLog(config.out / "metrics.jsonl", step)]
 
 
 class TensorBoardLog:
@@ -35,7 +35,8 @@ class TensorBoardLog:
 
     def __init__(self, config: TrainConfig, step: int):
         writer = _package("tensorboardX", "tensorboard").SummaryWriter
-        self._writer = writer(logdir=str(config.out / "tensorboard"), purge_step=step + 1)
+        directory = str(config.out / "tensorboard")
+        self._writer = writer(logdir=directory, purge_step=step + 1, filename_suffix=f".{step}")
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add the numbers as scalars."""

@@ -43,7 +43,7 @@ from memjax.train.rollouts import (
 )
 from memjax.train.run import Position, Run, Stopped, config_of
 from memjax.train.sft import stage_examples, supervised_batch
-from memjax.train.step import TrainState, abstract_state, init_state, place
+from memjax.train.step import TrainState, abstract_state, init_state, place, restarted
 from memjax.train.team import by_the_first, is_first
 from memjax.train.trajectory_files import read_trajectories
 
@@ -52,9 +52,9 @@ def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.E
     """Run a config from wherever its directory stands; the exported model, or None if `stop` was set on the way."""
     with Run(config, watcher or Silent(), stop or threading.Event()) as run:
         model, params = open_model(config)
-        fresh = init_state(params, model.config, model.options, config.optimizer), Position()
-        abstract = abstract_state(model.config, model.options, config.optimizer)
-        state, position = run.restore(abstract) or fresh
+        found = run.restore(abstract_state(model.config, model.options, config.optimizer))
+        state, position = found or (init_state(params, model.config, model.options, config.optimizer), Position())
+        del params, found
         reference = frozen_copy(model, params) if config.objective.needs_reference else None
         try:
             while position.stage < len(config.supervised):
@@ -90,7 +90,7 @@ def supervise(run: Run, model: Model, state: TrainState, position: Position) -> 
     update = make_supervised_update(model, stage.optimizer)
     readings = read_trajectories(stage.path, model.tokenizer) if stage.path else []
     if position.step == 0:
-        state = init_state(state.params, model.config, model.options, stage.optimizer)
+        state = restarted(state, model.config, model.options, stage.optimizer)
     for step in range(position.step, stage.steps):
         started = time.perf_counter()
         examples = stage_examples(stage, step, agent, model.tokenizer, config.seed, readings)
@@ -110,7 +110,7 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
     """
     config = run.config
     if position.step == 0:
-        state = init_state(state.params, model.config, model.options, config.optimizer)
+        state = restarted(state, model.config, model.options, config.optimizer)
     turn = threading.Lock()
     learner, weights_of = make_learner(config, model, reference, turn), rollout_weights(model)
     weights = weights_of(state.params)

@@ -106,21 +106,26 @@ class Run:
         self.watcher.step(self._stage_name(position), position.step, steps, metrics)
         stopping = anywhere(self._stop.is_set())
         value = metrics.get(config.checkpoint.best) if config.checkpoint.best else None
-        due = position.step == steps or position.step % config.checkpoint.every == 0
-        if stopping or due or self._store.is_best(value):
-            self._keep(state, position, value, pending)
+        is_last = stopping or position.step == steps
+        if is_last or position.step % config.checkpoint.every == 0 or self._store.is_best(value):
+            self._keep(state, position, value, pending, wait=is_last)
         if stopping:
-            self._store.wait()
             raise Stopped
 
     def _keep(
-        self, state: TrainState, position: Position, value: float | None, pending: Callable[[], bytes] | None
+        self,
+        state: TrainState,
+        position: Position,
+        value: float | None,
+        pending: Callable[[], bytes] | None,
+        *,
+        wait: bool,
     ) -> None:
         failures, total = self._store.failures, position.total(self.config)
         try:
             if pending is not None:
                 by_the_first(lambda: self._write_pending(total, pending()))
-            self._store.save(total, state, asdict(position), value)
+            self._store.save(total, state, asdict(position), value, wait=wait)
         except (OSError, ValueError) as error:  # the boundary to the disk: a run must not end because it is full
             self.watcher.say(str(error))
             self._store.failures += 1

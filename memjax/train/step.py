@@ -65,6 +65,12 @@ def init_state(params: Params, config: Qwen2Config, options: ModelOptions, optim
     return TrainState(params, *jax.jit(fresh, out_shardings=shardings)())
 
 
+def restarted(state: TrainState, config: Qwen2Config, options: ModelOptions, optimizer: OptimizerConfig) -> TrainState:
+    """A fresh state around the params of `state`, whose other arrays are freed first, whoever still holds them."""
+    jax.tree.map(lambda leaf: leaf.delete(), state.opt_state)
+    return init_state(state.params, config, options, optimizer)
+
+
 def place(batch: Any, layout: Layout | None) -> Any:
     """A tree of [M, B, T] arrays on the devices, rows split as the layout says.
 

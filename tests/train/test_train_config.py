@@ -54,6 +54,12 @@ def test_a_preset_gives_way_to_the_keys_of_the_objective() -> None:
         ("preset=ppo", r"no objective is called 'ppo'"),
         ("rollout.samples=1", r"rollout.samples: Input should be greater than or equal to 2"),
         ("data.tiny.min_chunks=99", r"min_chunks \(99\) must not exceed max_chunks"),
+        (
+            "checkpoint.best=val/reward/mean@9",
+            r"best is 'val/reward/mean@9', but validation measures val/reward/mean@1",
+        ),
+        ("supervised=[{name: a, kind: trajectories, steps: 1}]", r"kind: trajectories and path belong together"),
+        ("rollout_ahead=2", r"rollout_ahead: Input should be 0 or 1"),
     ],
 )
 def test_a_contradiction_is_named(override: str, message: str) -> None:
@@ -62,7 +68,15 @@ def test_a_contradiction_is_named(override: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["steps=7", "checkpoint.every=3", "compute.fsdp=2", "batch.micro_batch_tokens=8192", "out=elsewhere"]
+    "override",
+    [
+        "steps=7",
+        "checkpoint.every=3",
+        "compute.fsdp=2",
+        "batch.micro_batch_tokens=8192",
+        "out=elsewhere",
+        "log=[wandb]",
+    ],
 )
 def test_a_run_goes_on_when_what_it_learned_means_the_same(override: str) -> None:
     refuse_other_run(as_json(read_config(TINY)), read_config(TINY, [override]))
@@ -78,11 +92,17 @@ def test_a_run_goes_on_when_what_it_learned_means_the_same(override: str) -> Non
         ("batch.optimizer_steps=3", "batch.optimizer_steps"),
         ("data.tiny.seed=9", "data.tiny.seed"),
         ("supervised=[]", "supervised"),
+        ("rollout_ahead=1", "rollout_ahead"),
     ],
 )
 def test_a_run_does_not_go_on_with_another_meaning(override: str, key: str) -> None:
     with pytest.raises(ValueError, match=rf"holds a run with {key} = .*, not .*: change it back"):
         refuse_other_run(as_json(read_config(TINY)), read_config(TINY, [override]))
+
+
+def test_a_run_goes_on_when_a_key_is_younger_than_it() -> None:
+    config = read_config(TINY)
+    refuse_other_run({key: value for key, value in as_json(config).items() if key != "rollout_ahead"}, config)
 
 
 def test_reading_a_written_config_gives_it_again() -> None:
