@@ -148,10 +148,10 @@ def report(
     try:
         runs = [load_run(directory) for directory in directories]
         tables = tables_of(runs)
-        if plot is not None:
-            plot_accuracy(runs, plot)
         if markdown is not None:
             markdown.write_text("\n".join(table.to_markdown() for table in tables), encoding="utf-8")
+        if plot is not None:
+            plot_accuracy(runs, plot)
     except ValueError as error:
         _stop(str(error), USAGE)
     except OSError as error:

@@ -10,6 +10,8 @@ from memjax.eval.statistics import Interval, interval
 from memjax.eval.suites import SUITES
 from memjax.eval.tasks import tokens_of
 
+_APART = 0.12  # octaves of length between the runs
+
 
 def curve(run: Run) -> dict[int, Interval]:
     """The score over all tasks of a run at each of its lengths in tokens."""
@@ -36,25 +38,28 @@ def plot_accuracy(runs: Sequence[Run], file: Path) -> None:
         raise ValueError("none of the runs has lengths to plot against; leave --plot out")
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    drawn: set[int] = set()
-    for name, points in curves.items():
+    ticks: dict[int, str] = {}
+    for place, (name, points) in enumerate(curves.items()):
         lengths = sorted(points)
+        # Beside each other, or equal scores would hide each other's intervals.
+        shift = 2 ** (_APART * (place - (len(curves) - 1) / 2))
         means = [100 * points[length].mean for length in lengths]
         below = [100 * (points[length].mean - points[length].low) for length in lengths]
         above = [100 * (points[length].high - points[length].mean) for length in lengths]
-        drawn.update(lengths)
-        axes.errorbar(lengths, means, yerr=[below, above], marker="o", capsize=3, label=name)
+        shifted = [length * shift for length in lengths]
+        axes.errorbar(shifted, means, yerr=[below, above], marker="o", capsize=3, label=name)
+    for run in runs:
+        ticks |= {length: _short(length, SUITES[run.config["suite"]].kilo) for length in curves.get(run.name, ())}
     for name in dict.fromkeys(run.config["suite"] for run in runs):
         suite = SUITES[name]
         for row in suite.published:
             lengths = [tokens_of(label, suite.kilo) for label in row.scores]
-            drawn.update(lengths)
+            ticks |= {length: _short(length, suite.kilo) for length in lengths}
             axes.plot(
                 lengths, list(row.scores.values()), "--", linewidth=1, alpha=0.7, label=f"{row.model} (published)"
             )
     axes.set_xscale("log", base=2)
-    ticks = sorted(drawn)
-    axes.set_xticks(ticks, [_short(length) for length in ticks])
+    axes.set_xticks(list(ticks), list(ticks.values()))
     axes.minorticks_off()
     axes.set_ylim(-2, 102)
     axes.set_xlabel("context, tokens")
@@ -64,8 +69,7 @@ def plot_accuracy(runs: Sequence[Run], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def _short(tokens: int) -> str:
-    kilo = 1024 if tokens % 1024 == 0 else 1000
+def _short(tokens: int, kilo: int) -> str:
     if tokens >= kilo * kilo:
         return f"{tokens / (kilo * kilo):g}M"
     return f"{tokens / kilo:g}K" if tokens >= kilo else str(tokens)
