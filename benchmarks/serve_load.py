@@ -3,8 +3,8 @@
     python benchmarks/serve_load.py MODEL --seconds 180 --clients 200
 
 Prints one JSON object: what was answered, whether the slots are free and nothing was compiled at the end, memory before
-and after, and the tokens per second of the server at 8 and 32 clients beside those of as many callers of its engine
-without HTTP, measured in turn. The clients are a process of their own.
+and after, and the tokens per second (of the clock, and of the server's CPU time) of the server at 8 and 32 clients
+beside those of as many callers of its engine without HTTP, measured in turn. The clients are a process of their own.
 """
 
 from __future__ import annotations
@@ -143,21 +143,45 @@ async def _answer(http: httpx.AsyncClient, url: str, body: dict) -> int:
 def throughput(
     pool: Executor, target: Target, client: LocalClient, clients: int, requests: int, rounds: int
 ) -> dict[str, Any]:
-    """Tokens per second through the server and through the engine, in turn, and the median of their ratios."""
+    """Tokens per second through the server and through the engine, in turn, and the median of their ratios.
+
+    Beside the clock's seconds those of this process' CPUs, which other work on the machine hardly changes.
+    """
     rng = random.Random(0)
     bodies = [_body(rng, target) | {"temperature": 50.0} for _ in range(requests)]  # hot: hardly a reply ends early
     pairs = [
         (
-            pool.submit(_run, _through_http, target, bodies, clients).result(),
-            asyncio.run(_closed_loop(partial(_in_process, client), bodies, clients)),
+            _rates(lambda: pool.submit(_run, _through_http, target, bodies, clients).result()),
+            _rates(lambda: asyncio.run(_closed_loop(partial(_in_process, client), bodies, clients))),
         )
         for _ in range(rounds)
     ]
-    ratios = [served / own for served, own in pairs]
     return {
         "clients": clients,
-        "server_tokens_per_second": [round(served, 1) for served, _ in pairs],
-        "engine_tokens_per_second": [round(own, 1) for _, own in pairs],
+        "per_second": _compared([(server.per_second, engine.per_second) for server, engine in pairs]),
+        "per_cpu_second": _compared([(server.per_cpu_second, engine.per_cpu_second) for server, engine in pairs]),
+    }
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Tokens by the clock and by the CPU time of this process."""
+
+    per_second: float
+    per_cpu_second: float
+
+
+def _rates(measure: Callable[[], int]) -> Rates:
+    started, cpu_started = time.perf_counter(), time.process_time()
+    tokens = measure()
+    return Rates(tokens / (time.perf_counter() - started), tokens / (time.process_time() - cpu_started))
+
+
+def _compared(pairs: list[tuple[float, float]]) -> dict[str, Any]:
+    ratios = [served / own for served, own in pairs]
+    return {
+        "server": [round(served, 1) for served, _ in pairs],
+        "engine": [round(own, 1) for _, own in pairs],
         "ratio": round(float(np.median(ratios)), 3),
         "ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
     }
@@ -167,7 +191,7 @@ def _run(work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
     return asyncio.run(work(*arguments))
 
 
-async def _through_http(target: Target, bodies: list[dict], clients: int) -> float:
+async def _through_http(target: Target, bodies: list[dict], clients: int) -> int:
     async with httpx.AsyncClient(timeout=_WAIT_SECONDS, limits=httpx.Limits(max_connections=clients)) as http:
 
         async def ask(body: dict) -> int:
@@ -183,8 +207,8 @@ async def _in_process(client: LocalClient, body: dict) -> int:
     return (await asyncio.wrap_future(future))[0].completion_tokens
 
 
-async def _closed_loop(ask: Callable[[dict], Awaitable[int]], bodies: list[dict], clients: int) -> float:
-    """Tokens per second with so many requests under way until none is left."""
+async def _closed_loop(ask: Callable[[dict], Awaitable[int]], bodies: list[dict], clients: int) -> int:
+    """The tokens of all replies, with so many requests under way until none is left."""
     waiting = iter(bodies)
     tokens = 0
 
@@ -193,9 +217,8 @@ async def _closed_loop(ask: Callable[[dict], Awaitable[int]], bodies: list[dict]
         for body in waiting:
             tokens += await ask(body)
 
-    started = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(clients)))
-    return tokens / (time.perf_counter() - started)
+    return tokens
 
 
 def _body(rng: random.Random, target: Target) -> dict:

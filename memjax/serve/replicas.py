@@ -54,8 +54,9 @@ class Status:
 class Replica:
     """The actor: one engine on the devices that Ray gave it."""
 
-    def __init__(self, settings: ServeSettings):
-        self._client = load_client(settings)
+    async def load(self, settings: ServeSettings) -> None:
+        """Load the model. Not in the constructor, whose errors would come as the death of the actor."""
+        self._client = await asyncio.to_thread(load_client, settings)
 
     async def warm_up(self) -> None:
         """Compile every program."""
@@ -222,9 +223,10 @@ class ReplicaPool:
 
     async def _load(self) -> None:
         self._changed = asyncio.Condition()
-        starts = [self._begin() for _ in range(self._settings.replicas)]
+        actors = [self._actor() for _ in range(self._settings.replicas)]
         try:
-            self._places = [_Place(actor, await actor.status.remote()) for actor in starts]
+            await asyncio.gather(*(actor.load.remote(self._settings) for actor in actors))
+            self._places = [_Place(actor, await actor.status.remote()) for actor in actors]
         except RayTaskError as error:  # a model that one cannot load is told like one that cannot be loaded here
             raise _cause(error) from None
         except RayError as error:
@@ -284,8 +286,9 @@ class ReplicaPool:
 
     async def _replace(self) -> None:
         while True:
-            actor = self._begin()
+            actor = self._actor()
             try:
+                await actor.load.remote(self._settings)
                 if self._warm:
                     await actor.warm_up.remote()
                 source = None
@@ -325,8 +328,8 @@ class ReplicaPool:
                     self._lose(place, error)
             await asyncio.sleep(_STATUS_SECONDS)
 
-    def _begin(self) -> Any:
-        return ray.remote(Replica).options(**_share(self._settings)).remote(self._settings)
+    def _actor(self) -> Any:
+        return ray.remote(Replica).options(**_share(self._settings)).remote()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -199,6 +199,17 @@ def test_the_page_can_be_used_with_the_keyboard_alone(server, page, book):
     assert shown_piece(page) == 1
 
 
+def test_a_dropped_file_is_chosen_and_can_be_taken_back(server, page):
+    page.goto(server.url)
+    data = page.evaluate_handle(
+        "() => { const d = new DataTransfer(); d.items.add(new File(['Some text.'], 'notes.md')); return d; }"
+    )
+    page.dispatch_event("h1 >> visible=true", "drop", {"dataTransfer": data})
+    expect(page.locator("#chosen")).to_contain_text("notes.md")
+    page.get_by_role("button", name="Remove notes.md").click()
+    expect(page.locator("#chosen li")).to_have_count(0)
+
+
 def test_errors_are_told_in_words_and_the_form_keeps_what_was_written(server, page):
     ask(page, server.url, text="", questions=QUESTION)
     alert = page.get_by_role("alert")
@@ -278,6 +289,18 @@ def test_a_trace_shows_what_changed_and_where_the_answer_comes_from(viewer, page
     page.get_by_role("button", name="The piece before").click()
     page.reload()
     assert shown_piece(page) == 2
+
+
+def test_a_trace_that_begins_in_the_middle_of_a_document_is_shown(viewer, page):
+    page.goto(viewer)
+    run = """async ([text]) => {
+      const { fromTrace } = await import('/page/reading.js');
+      const reading = fromTrace(text);
+      return [reading.steps.length, reading.memory(3, 0), reading.change(3, 0).added, reading.status];
+    }"""
+    line = {"question": "Who?", "chunk": 2, "reply": "A b", "memory": "A b", "tokens_read": 9, "document_tokens": 9}
+    text = json.dumps(line | {"seconds": 1.0, "answer": None})
+    assert page.evaluate(run, [text]) == [3, "A b", 2, "stopped"]
 
 
 CASES = [

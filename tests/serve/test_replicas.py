@@ -42,6 +42,13 @@ def server(pool, tmp_path_factory):
         yield running
 
 
+def test_a_model_that_cannot_be_loaded_is_told_in_a_sentence(pool, tmp_path):
+    from memjax.serve.replicas import ReplicaPool
+
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        ReplicaPool(ServeSettings(model=str(tmp_path), replicas=2))
+
+
 def on_replica(place, action):
     """Run `action(replica)` in the process of a replica."""
     return ray.get(place.actor.__ray_call__.remote(action))

@@ -26,6 +26,7 @@ async function route() {
   }
   following?.abort();
   if (view && !id) byId("ask-title").focus();
+  view?.close();
   view = null;
   say(null);
   show("ask-view", !id);
@@ -58,14 +59,12 @@ async function openRun(id, chunk) {
 function openTrace(text, chunk) {
   const reading = Object.assign(fromTrace(text), { id: "trace" });
   open(reading, chunk, text);
-  view.update();
 }
 
 function open(reading, chunk, trace = null) {
   show("ask-view", false);
   show("reading-view", true);
   view = new ReadingView(reading, { chunk, trace, onProblem: say, onResumed: () => follow(reading, null) });
-  view.update();
   view.focus();
 }
 
@@ -142,6 +141,7 @@ listen("key-form", "submit", (event) => {
   setKey(byId("key").value);
   byId("key").value = "";
   byId("key-box").open = false;
+  view?.close();
   view = null;
   route();
 });

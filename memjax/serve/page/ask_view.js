@@ -95,9 +95,9 @@ listen("files", "change", (event) => {
   event.target.value = "";
 });
 for (const name of ["dragover", "dragleave", "drop"]) {
-  listen("drop", name, (event) => {
-    event.preventDefault();
+  document.addEventListener(name, (event) => {
+    event.preventDefault(); // the browser would leave the page for the file
     byId("drop").classList.toggle("over", name === "dragover");
-    if (name === "drop") choose(event.dataTransfer.files);
+    if (name === "drop" && !byId("ask-view").hidden) choose(event.dataTransfer.files);
   });
 }

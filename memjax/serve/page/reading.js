@@ -112,7 +112,8 @@ export function fromTrace(text) {
       step.memories[question] = line.memory;
     }
   }
-  reading.steps.forEach((step) => (step.chunks = reading.steps.length));
+  const total = reading.steps.length; // those that a resumed reading had read before the trace was begun are unknown
+  reading.steps = Array.from(reading.steps, (step) => ({ read: 0, seconds: 0, memories: [], ...step, chunks: total }));
   reading.answers = answers.length ? answers : null;
   reading.status = reading.answers ? "done" : "stopped";
   return reading;

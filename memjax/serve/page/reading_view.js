@@ -9,6 +9,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const BARS_HEIGHT = 100;
 const MOST_BARS_AHEAD = 400;
 const ANNOUNCE_SECONDS = 4; // pieces may come faster than they can be read out
+const RENDER_MILLISECONDS = 50; // a reading that is found again tells all its pieces at once
 const ENDED = { done: "Read to the end", stopped: "Stopped", failed: "Failed" };
 
 export class ReadingView {
@@ -19,9 +20,22 @@ export class ReadingView {
     this.wanted = ""; // the words of the answer whose source is shown
     this.shown = null; // the piece on screen
     this.announced = 0;
+    this.timer = null; // of a rendering that is due
+    this.startClock();
+    this.bind();
+    this.render();
+  }
+
+  /** Let go of the page. */
+  close() {
+    clearInterval(this.clock);
+    clearTimeout(this.timer);
+  }
+
+  startClock() {
+    clearInterval(this.clock);
     this.clock = setInterval(() => this.showProgress(), 1000);
     this.stepStarted = Date.now();
-    this.bind();
   }
 
   bind() {
@@ -65,19 +79,24 @@ export class ReadingView {
     this.select(target);
   }
 
-  /** Show what an event changed. */
-  update(event = null) {
+  /** Show what an event changed, soon. */
+  update(event) {
+    if (event.type === "chunk") this.stepStarted = Date.now();
+    this.announce(event);
+    this.timer ??= setTimeout(() => this.render(), RENDER_MILLISECONDS);
+  }
+
+  render() {
     const { reading } = this;
-    if (event?.type === "chunk" || event?.type === "run") this.stepStarted = Date.now();
+    this.timer = null;
     byId("documents").textContent = reading.documents.join(", ");
     byId("reading-title").textContent = reading.questions.join(" · ") || "Reading";
     this.showActions();
-    if (event === null || event.type === "run") this.showSwitch();
+    this.showSwitch();
     this.showProgress();
     this.showAnswer();
     if (reading.last) this.showMemory();
     show("memory-box", Boolean(reading.last));
-    if (event) this.announce(event);
     if (reading.status !== "reading") clearInterval(this.clock);
   }
 
@@ -124,6 +143,8 @@ export class ReadingView {
     const { questions } = this.reading;
     const place = byId("switch");
     show(place, questions.length > 1);
+    if (this.offered === questions) return; // a rebuilt choice would lose the focus
+    this.offered = questions;
     for (const label of place.querySelectorAll("label")) label.remove();
     questions.forEach((question, index) => {
       const input = element("input", { type: "radio", name: "question", checked: index === this.question });
@@ -275,10 +296,8 @@ export class ReadingView {
     await server.resume(this.reading.id);
     this.reading.status = "reading";
     this.reading.error = null;
-    clearInterval(this.clock);
-    this.clock = setInterval(() => this.showProgress(), 1000);
-    this.stepStarted = Date.now();
-    this.update();
+    this.startClock();
+    this.render();
     this.onResumed();
     byId("stop").focus();
   }
