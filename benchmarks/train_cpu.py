@@ -30,7 +30,7 @@ class Case(NamedTuple):
     repeats: int
 
 
-CASES = {"0.5B": Case(1, 1024, 2), "tiny": Case(64, 72, 30)}
+CASES = {"0.5B": Case(1, 512, 2), "tiny": Case(64, 72, 30)}
 LONG = 8192
 CLIP_LOW, CLIP_HIGH, RATE = 0.2, 0.28, 1e-6
 

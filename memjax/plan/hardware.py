@@ -63,6 +63,15 @@ class Topology:
         return self.count // self.per_process
 
     @property
+    def is_proven_in_parts(self) -> bool:
+        """Whether a program is known to compile for the chips of one process beside a program for all.
+
+        On slices of v5e and v6e libtpu 0.0.42 refuses the one ("device assignment should include all slice devices")
+        and breaks down over the other.
+        """
+        return self.processes == 1 or not self.name.startswith(("v5e", "v6e"))
+
+    @property
     def can_compile(self) -> bool:
         """Whether there is a compiler for it that needs no such chip."""
         return self.chip.platform != "gpu"
@@ -96,9 +105,9 @@ def compile_devices(topology: Topology) -> Sequence[jax.Device]:
     """
     if topology.chip.platform == "cpu":
         return _own_devices(topology.count)
-    # Without these libtpu looks for a TPU machine's metadata, and complains that there is none.
-    for name, value in (("TPU_SKIP_MDS_QUERY", "1"), ("TPU_WORKER_HOSTNAMES", "localhost")):
-        os.environ.setdefault(name, value)
+    # Without these libtpu looks for a TPU machine's metadata, and lets only one process in at a time.
+    for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
+        os.environ.setdefault(name, "1")
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology.name).devices
     except RuntimeError as error:  # jax's own errors are RuntimeErrors too
@@ -112,7 +121,10 @@ def compile_devices(topology: Topology) -> Sequence[jax.Device]:
 
 
 def engine_devices(topology: Topology) -> Sequence[jax.Device]:
-    """The devices of one process, as a slice of their own."""
+    """The devices of one process, as a slice of their own.
+
+    libtpu 0.0.42 compiles for part of a slice on v5p alone; see `Topology.is_proven_in_parts`.
+    """
     if topology.chip.platform == "cpu" or topology.processes == 1:
         return compile_devices(topology)
     kind = topology.name.partition(":")[0]

@@ -100,6 +100,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             for name, it in plan.compiled.items()
         },
         "fits": plan.fits,
+        "engine_proven_beside_others": job.topology.is_proven_in_parts,
         "advice": plan.advice,
         "micro_batches_per_update": micro_batches(job),
         "update_flops": update_flops(job),
@@ -125,6 +126,11 @@ def tables(plan: Plan) -> Iterator[Table | str]:
     yield f"{_gb(plan.needed)} of {_gb(chip.memory)} GB on each device ({share:.0%}): it {_verdict(plan)}"
     if plan.advice:
         yield f"To make it fit: {plan.advice}"
+    if not job.topology.is_proven_in_parts:
+        yield (
+            "Not proven: libtpu compiles no program for one host of such a slice, as an engine in each process needs; "
+            "the engine above was compiled for a host by itself. Try a short run first."
+        )
     times = step_times(job)
     if times is None:
         yield "No roofline: the peak of this chip is not known."
@@ -134,19 +140,15 @@ def tables(plan: Plan) -> Iterator[Table | str]:
     documents = job.config.rollout.groups * job.config.rollout.samples
     rate = documents * one.document / total / job.topology.count
     yield (
-        f"A step cannot take less than {total:.0f} s if every document has {one.document:,} tokens and every budget is "
-        f"used up ({rate:,.0f} document tokens/s per chip). A real one takes longer; how much, only a run can tell."
+        f"At best a step takes {total:.0f} s, one part after the other, if every document has {one.document:,} tokens "
+        f"and every budget is used up ({rate:,.0f} document tokens/s per chip). How much longer, only a run can tell."
     )
 
 
 def _verdict(plan: Plan) -> str:
-    refused = [
-        f"the {name} does not fit by itself ({it.said})"
-        for name, it in plan.compiled.items()
-        if isinstance(it, TooLarge)
-    ]
+    refused = [f"{name} ({it.said})" for name, it in plan.compiled.items() if isinstance(it, TooLarge)]
     if refused:
-        return f"does NOT fit, nor does {', nor '.join(refused)}"
+        return f"does NOT fit, too large by itself: {', '.join(refused)}"
     return f"{'fits' if plan.fits else 'does NOT fit'}{'' if plan.compiled else ', by estimate'}"
 
 

@@ -131,15 +131,17 @@ def step_times(job: Job) -> dict[str, float] | None:
     if update is None or decode is None or chip.flops is None:
         return None
     config, one = job.config, reading(job)
-    trajectories = -(-config.rollout.groups // job.topology.processes) * config.rollout.samples  # of one engine
-    # A prompt is one row, which only the devices of one copy of the weights share out.
-    prefill = trajectories * one.conversations * prefill_flops(job) / (config.compute.tensor * chip.flops)
+    groups = -(-config.rollout.groups // job.topology.processes)  # of one engine
+    trajectories = groups * config.rollout.samples
+    # The samples of a group share their first prompt. A prompt is one row, which only `tensor` shares out.
+    prompts = trajectories * (one.conversations - 1) + groups
+    prefill = prompts * prefill_flops(job) / (config.compute.tensor * chip.flops)
     batches = micro_batches(job) * config.batch.optimizer_steps
     scored = (config.objective.old_logprobs == "learner") + config.objective.needs_reference
     passes = 4 if job.model.options.remat else 3
     return {
         "prefill": prefill,
-        "decode": trajectories * one.sampled / config.rollout.slots * decode.seconds,
+        "decode": trajectories * one.sampled / min(config.rollout.slots, trajectories) * decode.seconds,
         "score": batches * scored * update.seconds / passes,
         "update": batches * update.seconds,
     }
