@@ -24,12 +24,13 @@ from memjax.models.config import ModelOptions, Qwen2Config
 from memjax.models.kv_cache import KVCache
 from memjax.rollout import jetstream
 from memjax.rollout.programs import Programs, State
-from memjax.rollout.shapes import EngineConfig, Start, pieces, rung
+from memjax.rollout.shapes import EngineConfig, pieces, rung
 from memjax.rollout.weights import WeightStore
 from memjax.sharding import ROLLOUT, Layout
 from memjax.trajectory import SamplingParams
 
 if TYPE_CHECKING:
+    from memjax.rollout.scheduler import Start
     from memjax.tokenizer import Tokenizer
 
 

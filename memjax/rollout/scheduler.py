@@ -24,13 +24,15 @@ import numpy as np
 
 from memjax.rollout.client import ClientError
 from memjax.rollout.reply import Reply
-from memjax.rollout.shapes import Start
 from memjax.trajectory import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from memjax.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+Start = tuple[int, int, SamplingParams, int]
+"""The start of a reply: row of the prefix, slot, sampling, and which sample of the request it is."""
 
 _LOOK_AHEAD = 256  # waiting requests among which the company of a short prompt is looked for
 _MAX_FAILURES = 3  # decode steps in a row that may fail before the engine counts as dead

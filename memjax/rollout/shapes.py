@@ -7,13 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from memjax.trajectory import SamplingParams
-
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
-
-Start = tuple[int, int, SamplingParams, int]
-"""The start of a reply: row of the prefix, slot, sampling, and which sample of the request it is."""
 
 _MIN_LENGTH = 16  # JetStream's smallest prefill
 _BATCH_TOKENS = 512  # of a program that prefills several prompts: a tiny model's rows cost little less in a larger one

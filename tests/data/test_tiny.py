@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from typer.testing import CliRunner
 
 from memjax.data import tiny
+from memjax.data.__main__ import app
+from memjax.data.tasks import read_tasks
 from memjax.data.tiny import CHUNK_WORDS, TinyTasks, facts_in, replies
 from memjax.rewards import score
 from memjax.rewards.answers import extract_answer
@@ -94,3 +97,14 @@ def test_transformers_reads_the_tokenizer(tokenizer: Tokenizer) -> None:
     text = TinyTasks().task(3).context
     assert theirs(text)["input_ids"] == tokenizer.encode(text)
     assert theirs.decode(tokenizer.encode(text)).strip() == text
+
+
+def test_the_command_writes_the_generators_tasks(tmp_path) -> None:
+    out = tmp_path / "tasks.jsonl"
+    arguments = ["tiny", "--out", str(out), "--chunks", "3", "--samples", "2", "--hops", "2", "--seed", "5"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "2 documents of 72 words (seed 5)" in result.stdout
+    source = TinyTasks(min_chunks=3, max_chunks=3, hops=2, seed=5)
+    assert list(read_tasks(out)) == [source.task(0), source.task(1)]
+    assert CliRunner().invoke(app, arguments).exit_code == 2  # it would be replaced
