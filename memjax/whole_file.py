@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that a crash at any moment leaves either the one before or this one."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file so that a crash at any moment leaves either the one before or this one."""
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(partial, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)

@@ -129,14 +129,14 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
             run.note(position, validator.run())
         while position.step < config.steps:
             started = time.perf_counter()
-            batch = batch or _collect(run, sampler, learner, weights, position.tasks)
+            batch = batch or _collect(run, sampler, learner, weights, position.tasks, started)
             position = Position(position.stage, position.step + 1, position.tasks + batch.tasks_drawn)
             is_ahead = config.rollout_ahead and position.step < config.steps
+            begun = time.perf_counter()
             share = beside.submit(sampler.own_share, position.tasks) if is_ahead else None
-            learning = time.perf_counter()
             state, found = learner.learn(state, batch.trajectories) if batch.kept else (state, {})
-            metrics = {**found, **batch.metrics, "timing_s/update_actor": time.perf_counter() - learning}
-            following = _collect(run, sampler, learner, weights, position.tasks, share) if share else None
+            metrics = {**found, **batch.metrics, "timing_s/update_actor": time.perf_counter() - begun}
+            following = _collect(run, sampler, learner, weights, position.tasks, begun, share) if share else None
             weights = weights_of(state.params)
             asyncio.run(client.swap_weights(on_own_part(model, weights)))
             metrics |= step_metrics(batch, time.perf_counter() - started)
@@ -157,10 +157,10 @@ def _collect(
     learner: Learner,
     weights: Params,
     first: int,
+    started: float,
     share: Future[list[Attempt]] | None = None,
 ) -> Collected:
-    """A batch from task number `first` on, sampled with `weights`, against which it is checked."""
-    started = time.perf_counter()
+    """A batch from task number `first` on, sampled since `started` with `weights`, against which it is checked."""
     batch = sampler.collect(first, share.result() if share else None)
     metrics = batch_metrics(batch, time.perf_counter() - started)
     if batch.kept:

@@ -122,6 +122,7 @@ class Run:
         wait: bool,
     ) -> None:
         failures, total = self._store.failures, position.total(self.config)
+        self._store.wait()  # what is being written counts as whole in `steps`
         try:
             if pending is not None:
                 by_the_first(lambda: self._write_pending(total, pending()))
@@ -153,9 +154,7 @@ class Run:
         for other in path.parent.glob("*.npz"):
             if int(other.stem) not in self._store.steps:
                 other.unlink()
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(data)
-        partial.replace(path)
+        write_whole(path, data)
 
     def close(self) -> None:
         """Finish what is being written."""

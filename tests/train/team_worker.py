@@ -12,9 +12,11 @@ def gradients(out: Path) -> None:
     """The gradients and metrics of test_step on a mesh over both processes, and what they told one another."""
     import jax
     import numpy as np
+    import pytest
 
+    from memjax.mesh import make_mesh
     from memjax.train import team
-    from memjax.train.learner import on_host
+    from memjax.train.learner import on_host, own_part
     from memjax.train.step import place
     from tests.train.test_step import batch_of, gradient_function, on_mesh, packed_step, parameters
 
@@ -31,12 +33,11 @@ def gradients(out: Path) -> None:
     def refuse() -> None:
         raise ValueError("not here")
 
-    try:
+    with pytest.raises(ValueError, match="not here"):
         team.by_the_first(refuse)
-    except ValueError as error:
-        assert str(error) == "not here"  # noqa: PT017  (there is no pytest in this process)
-    else:
-        raise AssertionError("the first process failed, and this one does not know")
+    assert own_part(options.layout.mesh).shape == {"data": 2, "fsdp": 1, "tensor": 2}
+    with pytest.raises(ValueError, match="has no whole copy of the weights"):
+        own_part(make_mesh(tensor=8))
     grads = on_host(grads)
     if team.is_first():
         leaves = {f"grad{i}": leaf for i, leaf in enumerate(jax.tree.leaves(grads))}
