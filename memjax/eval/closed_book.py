@@ -22,6 +22,7 @@ from memjax.rollout.client import Client, ClientError
 from memjax.rollout.connect import choose_model, load_tokenizer, open_client
 from memjax.trajectory import SamplingParams, Task
 
+_QUESTION_TOKENS = 1024  # a longer question is not asked, which counts as failed
 _PROMPT_TOKENS = 256  # allowed for the prompt and the chat template when a local engine is sized
 
 
@@ -33,7 +34,6 @@ class Attempts:
     temperature: float = 1.0
     top_p: float = 0.7
     answer_tokens: int = 512
-    question_tokens: int = 1024
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,7 +79,8 @@ async def filter_tasks(
     questions that could not be asked are asked again. ValueError for a file that another filter began.
     """
     prompt = load_no_context_prompt()
-    identity = {"model": client.model, "prompt_hash": prompt.digest, "tasks": tasks.name, **asdict(attempts)}
+    given = f"{tasks.name}, {tasks.stat().st_size} bytes"
+    identity = {"model": client.model, "prompt_hash": prompt.digest, "tasks": given, **asdict(attempts)}
     before = _begin(asked_file(out), identity)
     open_tasks = (task for task in read_tasks(tasks) if task.id not in before or before[task.id].error)
     with asked_file(out).open("ab") as file:
@@ -114,7 +115,7 @@ async def _ask(
 ) -> Asked:
     replies: list[str] = []
     try:
-        question_tokens(task.question, attempts.question_tokens, tokenizer)
+        question_tokens(task.question, _QUESTION_TOKENS, tokenizer)
         filled = prompt.answer.fill({"question": neutralise(task.question, prompt.tags)})
         while len(replies) < attempts.count and not any(knows(reply, task.answers) for reply in replies):
             (completion,) = await client.complete(filled, attempts.params(task.id, len(replies)))
@@ -162,7 +163,7 @@ async def run_filter(
     """`filter_tasks` with the model that a person named."""
     choice = choose_model(model, url, os.environ)
     words = load_tokenizer(choice, tokenizer)
-    length = attempts.question_tokens + attempts.answer_tokens + _PROMPT_TOKENS
+    length = _QUESTION_TOKENS + attempts.answer_tokens + _PROMPT_TOKENS
     client = open_client(choice, words, length=length, slots=concurrency, dtype=None)
     try:
         return await filter_tasks(tasks, out, client, words, attempts, concurrency, on_asked)
