@@ -59,9 +59,6 @@ def test_a_batch_ahead_agrees_with_what_sampled_it_and_goes_on_where_it_was_left
     assert [path.name for path in (config.out / "pending").iterdir()] == ["1.npz"]
     assert weights(train(config)) == undisturbed
 
-    fresh = ahead(tmp_path / "synchronous", rollout_ahead=0)
-    assert weights(train(fresh)) != undisturbed
-
 
 @pytest.mark.slow
 def test_a_run_ahead_that_is_killed_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
