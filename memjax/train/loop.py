@@ -62,8 +62,8 @@ def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.E
             state = reinforce(run, model, state, position, reference)
         except Stopped:
             return None
-        params = on_host(state.params)
-        by_the_first(lambda: hf.save(run.model_directory, params, model.config, model.tokenizer))
+        trained = on_host(state.params)
+        by_the_first(lambda: hf.save(run.model_directory, trained, model.config, model.tokenizer))
         return run.model_directory
 
 
