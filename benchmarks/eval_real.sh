@@ -2,8 +2,8 @@
 # The evaluation of the real 0.5B model that docs/evaluation.md quotes. Killed or interrupted, it goes on when started again.
 #   benchmarks/eval_real.sh MODEL DATA OUT
 # DATA is a directory with hotpotqa_dev_distractor_subset/ as in /work/shared/data; OUT gets one directory per run.
-# A CPU core reads about 80 tokens a second here: memories of 256 tokens instead of 1024 and the order of the runs (the
-# memory agent first, the whole text in the window last) are for a run that has to end early.
+# A CPU core reads about 80 tokens a second: memories and answers have 128 tokens instead of 1024, and the runs stand in the
+# order in which they are worth having, should there not be the two and a half CPU-hours for all of them.
 set -euo pipefail
 model=$1 data=$2 out=$3
 python=${PYTHON:-.venv/bin/python}
@@ -11,7 +11,7 @@ hotpotqa=$data/hotpotqa_dev_distractor_subset/hotpot_dev_distractor_subset.json.
 
 evaluate() { # AGENT NAME SUITE...
   "$python" -m memjax.eval "${@:3}" --model "$model" --agent "$1" --out "$out/$2-$1" \
-    --memory-tokens 256 --answer-tokens 128 --concurrency 12
+    --memory-tokens 128 --answer-tokens 128 --concurrency 6
 }
 hotpotqa() { evaluate "$1" hotpotqa ruler-hotpotqa --data "hotpotqa=$hotpotqa" --lengths 7k --samples "$2"; }
 ruler() { evaluate "$1" ruler ruler --tasks niah_single_1,niah_multikey_1,vt --lengths 8k --samples "$2"; }
