@@ -36,7 +36,7 @@ from memjax.serve.server import Server
 from memjax.serve.settings import ServeSettings
 from memjax.trajectory import SamplingParams
 
-_WAIT_SECONDS = 300
+_WAIT_SECONDS = 1800  # a client's patience, on a machine that does other work too
 
 
 def main() -> None:

@@ -54,15 +54,19 @@ def on_replica(place, action):
     return ray.get(place.actor.__ray_call__.remote(action))
 
 
-def slow_down(replica, seconds: float = 0.05) -> None:
-    engine = replica._client.engine
-    generate = engine.generate
+def slow_down(place) -> None:
+    """Let the engine of a replica take its time for every step."""
 
-    def slow(params, state):
-        time.sleep(seconds)
-        return generate(params, state)
+    def slow(replica):  # here, because the replica cannot import this module
+        generate = replica._client.engine.generate
 
-    engine.generate = slow
+        def generate_slowly(params, state):
+            time.sleep(0.05)
+            return generate(params, state)
+
+        replica._client.engine.generate = generate_slowly
+
+    on_replica(place, slow)
 
 
 def kill(place) -> None:
@@ -99,7 +103,7 @@ def test_requests_are_spread_and_give_what_one_engine_gives(server, pool, engine
 def test_a_replica_killed_in_the_middle_is_replaced_and_its_replies_are_whole(server, pool):
     undisturbed = draw(server)
     for place in pool._places:
-        on_replica(place, slow_down)
+        slow_down(place)
     events, futures = [], []
     params = SamplingParams(max_tokens=60, temperature=50.0, seed=3)
     for _ in range(2):  # one for each replica
