@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -27,11 +28,18 @@ ROOT = Path(__file__).parents[2]
 _MINUTE = 60.0
 
 
+def free_port() -> int:
+    """A port below those that the system lends to connections: nobody takes it while a process starts."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("localhost", port)) != 0:
+                return port
+
+
 def start_two(arguments: list[str], devices: int, environment: Mapping[str, str]) -> list[subprocess.Popen[str]]:
     """Two processes of a job, each with so many simulated devices; what they say goes to one pipe each."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for index in range(2):
         job = {
