@@ -393,7 +393,7 @@ def _connect(settings: ServeSettings) -> bool:
     if begun:
         # `uv run` would otherwise make every worker build the environment anew.
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        ray.init(logging_level=logging.WARNING)
+        ray.init(os.environ.get("RAY_ADDRESS", "local"), logging_level=logging.WARNING)
     wanted, held = settings.replicas * settings.tensor, ray.cluster_resources()
     for kind in ("GPU", "TPU"):
         if kind in held and held[kind] < wanted:

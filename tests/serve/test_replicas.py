@@ -26,7 +26,8 @@ def pool(model_directory, tmp_path_factory):
 
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     environment = {"PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment})
+    options = {"include_dashboard": False, "log_to_driver": False, "runtime_env": {"env_vars": environment}}
+    ray.init("local", num_cpus=2, **options)
     settings = ServeSettings(model=str(model_directory), replicas=2, slots=2, max_length=128)
     yield ReplicaPool(settings)
     ray.shutdown()
