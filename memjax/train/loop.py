@@ -52,10 +52,10 @@ def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.E
     """Run a config from wherever its directory stands; the exported model, or None if `stop` was set on the way."""
     with Run(config, watcher or Silent(), stop or threading.Event()) as run:
         model, params = open_model(config)
+        reference = frozen_copy(model, params) if config.objective.needs_reference else None
         found = run.restore(abstract_state(model.config, model.options, config.optimizer))
         state, position = found or (init_state(params, model.config, model.options, config.optimizer), Position())
         del params, found
-        reference = frozen_copy(model, params) if config.objective.needs_reference else None
         try:
             while position.stage < len(config.supervised):
                 state, position = supervise(run, model, state, position)
