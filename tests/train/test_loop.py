@@ -96,6 +96,14 @@ def test_a_window_that_a_conversation_cannot_fit_is_refused(finished: FinishedRu
         train(config)
 
 
+def test_a_reference_is_the_model_that_the_run_began_with(finished: FinishedRun) -> None:
+    out = finished.config.out.parent / "reference"
+    config = tiny_run(out, supervised=[], validation={}, steps=2, objective={"kl_coef": 0.1})
+    train(config)
+    first, second = (row["actor/kl_loss"] for row in read_metrics(out / "metrics.jsonl") if "actor/loss" in row)
+    assert 0 < first < second, "the policy moves away from it"
+
+
 def test_another_config_in_the_same_directory_is_refused(finished: FinishedRun) -> None:
     with pytest.raises(ValueError, match=r"holds a run with seed = 0, not 1"):
         train(finished.config.model_copy(update={"seed": 1}), stop=threading.Event())
