@@ -152,7 +152,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError as error:
-        raise ValueError(f"{path}: parquet needs pyarrow; install it with: pip install 'memjax[parquet]'") from error
+        raise ValueError(f"{path}: parquet needs pyarrow; install it with: uv sync --extra parquet") from error
     try:
         with parquet.ParquetFile(path) as file:
             number = 0

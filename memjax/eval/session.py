@@ -163,7 +163,7 @@ async def _run_on_ray(
 
         from memjax.eval.ray_runner import RayEvaluator
     except ImportError:
-        raise ValueError("--ray needs Ray: install memjax[ray], or leave --ray out") from None
+        raise ValueError("--ray needs Ray: uv sync --extra ray, or leave --ray out") from None
     await asyncio.to_thread(ray.init, ignore_reinit_error=True, log_to_driver=False)
     with RayEvaluator(make_evaluate, config.concurrency, watcher.say) as evaluator:
         watcher.say(f"{evaluator.replicas} replicas")

@@ -44,7 +44,7 @@ def open_backend(settings: ServeSettings) -> Backend:
     try:
         from memjax.serve.replicas import ReplicaPool
     except ModuleNotFoundError:
-        raise ValueError("--replicas needs Ray: pip install 'memjax[ray]'") from None
+        raise ValueError("--replicas needs Ray: uv sync --extra ray") from None
     return ReplicaPool(settings)
 
 
