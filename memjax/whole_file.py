@@ -1,9 +1,12 @@
-"""Files that are whole whatever happens."""
+"""Files that are whole whatever happens, written at once or line by line."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, Any
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -14,3 +17,27 @@ def write_whole(path: Path, content: str | bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def append_line(file: IO[bytes], row: Mapping[str, Any]) -> None:
+    """Add a JSON line; when this returns it survives a power cut."""
+    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def drop_torn_line(file: Path) -> None:
+    """Cut off the half line that a kill in the middle of a write leaves."""
+    with file.open("r+b") as lines:
+        end = lines.seek(0, os.SEEK_END)
+        keep = end
+        while keep > 0:
+            start = max(0, keep - 65536)
+            lines.seek(start)
+            newline = lines.read(keep - start).rfind(b"\n")
+            if newline >= 0:
+                keep = start + newline + 1
+                break
+            keep = start
+        if keep < end:
+            lines.truncate(keep)

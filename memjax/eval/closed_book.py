@@ -7,20 +7,21 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from memjax.agents.base import AgentTokenizer, question_tokens
 from memjax.agents.prompt_files import SinglePrompt
 from memjax.data.chunks import neutralise
 from memjax.data.tasks import read_tasks, write_tasks
 from memjax.eval.baselines import load_no_context_prompt
-from memjax.eval.results import digest, drop_torn_line
+from memjax.eval.results import digest
 from memjax.eval.side_by_side import side_by_side
 from memjax.rewards import score
 from memjax.rewards.answers import extract_answer
 from memjax.rollout.client import Client, ClientError
 from memjax.rollout.connect import choose_model, load_tokenizer, open_client
 from memjax.trajectory import SamplingParams, Task
+from memjax.whole_file import append_line, drop_torn_line
 
 _QUESTION_TOKENS = 1024  # a longer question is not asked, which counts as failed
 _PROMPT_TOKENS = 256  # allowed for the prompt and the chat template when a local engine is sized
@@ -87,7 +88,7 @@ async def filter_tasks(
 
         async def ask(task: Task) -> None:
             asked = await _ask(task, client, tokenizer, prompt, attempts)
-            _append(file, asdict(asked))
+            append_line(file, asdict(asked))
             before[asked.id] = asked
             on_asked(asked)
 
@@ -134,7 +135,7 @@ def _begin(file: Path, identity: Mapping[str, Any]) -> dict[str, Asked]:
     rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     if not rows:
         with file.open("wb") as begun:
-            _append(begun, identity)
+            append_line(begun, identity)
         return {}
     was = rows[0]
     differing = [name for name, value in identity.items() if was.get(name) != value]
@@ -142,12 +143,6 @@ def _begin(file: Path, identity: Mapping[str, Any]) -> dict[str, Asked]:
         fields = "; ".join(f"{name} was {was.get(name)!r}, is {identity[name]!r}" for name in differing)
         raise ValueError(f"{file} was begun by another filter ({fields}): give another --out")
     return {row["id"]: Asked(row["id"], row["known"], tuple(row["replies"]), row["error"]) for row in rows[1:]}
-
-
-def _append(file: IO[bytes], row: Mapping[str, Any]) -> None:
-    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-    file.flush()
-    os.fsync(file.fileno())
 
 
 async def run_filter(

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import string
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import IO
 
 from memjax.data.chunks import neutralise
-from memjax.eval.results import ResultsDirectory, Row, digest, drop_torn_line
+from memjax.eval.results import ResultsDirectory, Row, digest
 from memjax.eval.side_by_side import side_by_side
-from memjax.eval.verdicts import FILE, Ruling, Verdict, line_of, read_verdicts, ruling
+from memjax.eval.verdicts import FILE, Ruling, Verdict, read_verdicts, ruling
 from memjax.rollout.client import Client, ClientError, Message, Prompt
 from memjax.trajectory import SamplingParams
+from memjax.whole_file import append_line, drop_torn_line
 
 REPLY_TOKENS = 256
 WINDOW_TOKENS = 4096  # instructions, question, references, answer and reply
@@ -94,9 +94,7 @@ async def _ask_about(
 ) -> None:
     async def ask(row: Row) -> None:
         verdict = await _verdict(row, client, prompt)
-        file.write(line_of(verdict))
-        file.flush()
-        os.fsync(file.fileno())
+        append_line(file, asdict(verdict))
         on_verdict(verdict)
 
     await side_by_side(iter(rows), ask, concurrency)

@@ -22,6 +22,7 @@ from typing import IO, Any
 from memjax.eval.diagnosis import Fate, counters
 from memjax.eval.statistics import interval, standard_error
 from memjax.eval.verdicts import Verdict, judge_of, judged, read_verdicts
+from memjax.whole_file import append_line, drop_torn_line, write_whole
 
 Key = tuple[str, int]
 """Cell and number of a sample in it."""
@@ -177,9 +178,7 @@ class ResultsDirectory:
         if row.cell not in self._files:
             self._files[row.cell] = (self.path / f"samples_{row.cell}.jsonl").open("ab")
         file = self._files[row.cell]
-        file.write(json.dumps(row.to_json(), ensure_ascii=False).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+        append_line(file, row.to_json())
         self.rows[row.key] = slim(row)
         return row
 
@@ -190,7 +189,7 @@ class ResultsDirectory:
                 self._files.pop(cell).close()
             _sort_samples(self.path / f"samples_{cell}.jsonl")
         results = summarise(self.rows.values(), self.config, read_verdicts(self.path))
-        write_atomically(self.path / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        write_whole(self.path / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         return results
 
     def _claim(self) -> None:
@@ -199,7 +198,7 @@ class ResultsDirectory:
         if not file.exists():
             if any(self.path.glob("samples_*.jsonl")):
                 raise ValueError(f"{self.path} holds samples but no config.json; give another --out")
-            write_atomically(file, json.dumps(self.config, indent=2, ensure_ascii=False) + "\n")
+            write_whole(file, json.dumps(self.config, indent=2, ensure_ascii=False) + "\n")
             return
         made_with = json.loads(file.read_text("utf-8"))
         now = json.loads(json.dumps(self.config))
@@ -304,33 +303,6 @@ def commit() -> str:
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", str(package)) else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-
-
-def write_atomically(file: Path, text: str) -> None:
-    """The file holds either what it held or all of `text`, also after a power cut."""
-    temporary = file.with_name(f".{file.name}.writing")
-    with temporary.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    temporary.replace(file)
-
-
-def drop_torn_line(file: Path) -> None:
-    """Cut off the half line that a kill in the middle of a write leaves."""
-    with file.open("r+b") as samples:
-        end = samples.seek(0, os.SEEK_END)
-        keep = end
-        while keep > 0:
-            start = max(0, keep - 65536)
-            samples.seek(start)
-            newline = samples.read(keep - start).rfind(b"\n")
-            if newline >= 0:
-                keep = start + newline + 1
-                break
-            keep = start
-        if keep < end:
-            samples.truncate(keep)
 
 
 def _sort_samples(file: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -75,11 +75,6 @@ def judge_of(verdicts: Mapping[Key, Verdict]) -> dict[str, Any]:
     """Who judged, with which prompt: one judge for all of a directory."""
     verdict = next(iter(verdicts.values()))
     return {"model": verdict.judge, "prompt_hash": verdict.prompt_hash}
-
-
-def line_of(verdict: Verdict) -> bytes:
-    """The line of the file."""
-    return json.dumps(asdict(verdict), ensure_ascii=False).encode() + b"\n"
 
 
 def _lines(file: Path) -> Iterator[Verdict]:

@@ -10,10 +10,9 @@ model that learns. Lines without conversations say what was tried and not kept, 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO, get_args
+from typing import IO, Any, get_args
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from memjax.rollout.client import Message
 from memjax.tokenizer import Tokenizer
 from memjax.train.attempts import Attempt
 from memjax.trajectory import Conversation, ConversationKind, Trajectory
+from memjax.whole_file import append_line, drop_torn_line
 
 
 def read_trajectories(path: Path, tokenizer: Tokenizer) -> list[Trajectory]:
@@ -71,21 +71,18 @@ class TrajectoryFile:
     """
 
     def __init__(self, path: Path, made_with: Mapping[str, Any]):
-        rows: list[dict[str, Any]] = []
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:
-            file.seek(0)
-            text = file.read()
-            file.truncate(text.rfind(b"\n") + 1)
-            rows = [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+        path.touch()
+        drop_torn_line(path)
+        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
         if rows and rows[0].get("made_with") != made_with:
             raise ValueError(
                 f"{path} was made with {rows[0].get('made_with')}, not {dict(made_with)}: name another file"
             )
         self._rows = {(row["task"], row["sample"]): row for row in rows[1:]}
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._file: IO[bytes] = path.open("ab")
         if not rows:
-            self._write({"made_with": dict(made_with)})
+            append_line(self._file, {"made_with": dict(made_with)})
 
     def holds(self, task: str, sample: int) -> bool:
         """Whether this attempt was made and came to its end."""
@@ -110,7 +107,7 @@ class TrajectoryFile:
     def add(self, row: dict[str, Any]) -> None:
         """Write a line of `row_of`."""
         self._rows[row["task"], row["sample"]] = {k: bool(v) if k == "conversations" else v for k, v in row.items()}
-        self._write(row)
+        append_line(self._file, row)
 
     def close(self) -> None:
         """End the file."""
@@ -121,11 +118,6 @@ class TrajectoryFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
 
 def _trajectory(row: Mapping[str, Any], tokenizer: Tokenizer) -> Trajectory:
