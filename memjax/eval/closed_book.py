@@ -132,7 +132,7 @@ def _begin(file: Path, identity: Mapping[str, Any]) -> dict[str, Asked]:
         drop_torn_line(file)
     else:
         file.touch()
-    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    rows = [json.loads(line) for line in file.read_bytes().splitlines()]  # in text a reply may hold other line ends
     if not rows:
         with file.open("wb") as begun:
             append_line(begun, identity)

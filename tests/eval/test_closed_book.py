@@ -125,3 +125,11 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(tasks, tmp_path, options,
         result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert message in result.stderr
+
+
+def test_a_reply_with_other_line_ends_does_not_break_what_was_asked(tasks, tmp_path):
+    said = "One line\u2028and another\x85and \r a third"
+    first = run(tasks, tmp_path / "out.jsonl", ScriptedClient(lambda prompt, params=None: said))
+    again = ScriptedClient(lambda prompt, params=None: said)
+    assert run(tasks, tmp_path / "out.jsonl", again) == first
+    assert not again.prompts, "everything had been asked"
