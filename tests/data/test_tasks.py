@@ -161,7 +161,7 @@ def test_memagents_parquet_is_read(tmp_path):
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match=r"memjax\[parquet\]"):
+    with pytest.raises(ValueError, match="uv sync --extra parquet"):
         next(read_tasks(tmp_path / "train.parquet"))
 
 
