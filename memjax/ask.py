@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,16 +39,16 @@ class AskSettings(BaseModel):
     url: str | None = None
     tokenizer: str | None = None
     agent: Literal["memagent", "single"] = "memagent"
-    question_tokens: int = 1024
-    chunk_tokens: int = 5000
-    memory_tokens: int = 1024
-    answer_tokens: int = 1024
+    question_tokens: int = Field(default=1024, ge=1)
+    chunk_tokens: int = Field(default=5000, ge=MIN_CHUNK_TOKENS)
+    memory_tokens: int = Field(default=1024, ge=1)
+    answer_tokens: int = Field(default=1024, ge=1)
     layout: str = "memory_first"
     prompts: str | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
-    dtype: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
     slots: int | None = Field(default=None, ge=1)
 
     @property
@@ -124,6 +125,12 @@ class AskState(BaseModel):
         return self.readings[0].chunks_read if self.readings else 0
 
 
+def state_directory() -> Path:
+    """Where states are kept of which nobody said where."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return home / "memjax" / "ask"
+
+
 def save_state(path: Path, state: AskState) -> None:
     """Write the state; a crash at any moment leaves either the one before or this one."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +142,9 @@ def load_state(path: Path) -> AskState:
     try:
         return AskState.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"there is no state file {path} to resume from") from None
+        raise ValueError(
+            f"there is no state file {path} to resume from: without --state they are in {state_directory()}"
+        ) from None
     except (ValidationError, UnicodeDecodeError):
         raise ValueError(f"{path} is no state file of memjax ask, or a damaged one: start without --resume") from None
 

@@ -49,6 +49,10 @@ class AskDisplay:
         with self._progress:
             yield
 
+    def note(self, text: str) -> None:
+        """Say something that a waiting person should know."""
+        self._console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
     def step(self, step: Step) -> None:
         """Show one step."""
         if step.chunk is None:

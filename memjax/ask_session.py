@@ -31,6 +31,7 @@ from memjax.ask import (
     load_state,
     read_and_answer,
     report,
+    state_directory,
     trace_records,
 )
 from memjax.ask_display import AskDisplay
@@ -173,8 +174,7 @@ def _absolute(name: str) -> str:
 
 
 def _default_state_path() -> Path:
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return home / "memjax" / "ask" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
+    return state_directory() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
 
 
 @contextmanager
@@ -228,6 +228,7 @@ def _run(session: Session, console: Console, output: Output) -> AskState:
             length=session.length,
             slots=session.settings.slots or len(session.settings.questions),
             dtype=session.settings.dtype,
+            on_retry=display.note,
         )
     appended = "a" if session.state.chunks_read else "w"
     trace = open(output.trace, appended, encoding="utf-8") if output.trace else None  # noqa: SIM115

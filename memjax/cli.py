@@ -182,7 +182,7 @@ def ask(
     """Ask one or more QUESTIONs about FILEs of any length.
 
     The model reads the text chunk by chunk, rewriting a short memory, and answers from the memory. The answer goes to
-    standard output, progress to standard error.
+    standard output, progress to standard error. Budgets that you leave out shrink where the model's window is small.
 
     Examples:
 

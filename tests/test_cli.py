@@ -102,14 +102,14 @@ BAD = {
     "no model": (["ask", "What?", "{text}"], "no model given: --model takes"),
     "absent file": (["ask", "What?", "/absent.txt", "-m", "m"], "there is no file /absent.txt"),
     "absent model": (["ask", "What?", "{text}", "-m", "/absent"], "no model at '/absent': give a directory, a .gguf"),
-    "empty model directory": (["ask", "What?", "{text}", "-m", "{dir}"], "{dir}"),
+    "empty model directory": (["ask", "What?", "{text}", "-m", "{dir}"], "there is no model in the directory {dir}"),
     "unknown agent": (
         ["ask", "What?", "{text}", "--agent", "reader"],
         "--agent: Input should be 'memagent' or 'single'",
     ),
     "tiny chunk": (
         ["ask", "W?", "{text}", "--chunk-tokens", "3", "--url", "{url}"],
-        "must be at least 16 tokens, got 3",
+        "--chunk-tokens: Input should be greater than or equal to 16, got 3",
     ),
     "long question": (["ask", "W" * 500, "{text}", "--question-tokens", "9", "--url", "{url}"], "its budget is 9"),
     "bad temperature": (
@@ -125,6 +125,10 @@ BAD = {
     "no slots": (["ask", "W?", "{text}", "--slots", "0", "--url", "{url}"], "--slots: Input should be greater"),
     "swapped": (["ask", "{text}", "What is it?"], 'the question comes first, memjax ask "What is it?" {text}'),
     "no number": (["ask", "W?", "{text}", "--chunk-tokens", "abc"], "'abc' is no whole number"),
+    "bad dtype to read with": (
+        ["ask", "W?", "{text}", "--dtype", "int4", "--url", "{url}"],
+        "--dtype: Input should be 'float32' or 'bfloat16'",
+    ),
     "bad dtype": (["convert", "{dir}", "{dir}/out", "--dtype", "int4"], "--dtype must be float32 or bfloat16"),
 }
 
@@ -153,6 +157,7 @@ def test_a_service_that_is_down_is_exit_code_1_and_debug_shows_the_traceback(tex
     result = run(*arguments)
     assert result.exit_code == 1
     assert "http://127.0.0.1:9/v1 cannot be reached" in result.stderr
+    assert "(try 2 of 6 in 0.0 s)" in result.stderr
     assert "--resume" not in result.stderr  # nothing was read
     debug = run(*arguments, "--debug")
     assert type(debug.exception).__name__ == "ClientError"

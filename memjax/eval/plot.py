@@ -32,7 +32,9 @@ def plot_accuracy(runs: Sequence[Run], file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("a plot needs matplotlib; install it with: uv sync --extra report, or leave --plot out") from None
+        raise ValueError(
+            "a plot needs matplotlib; install it with: uv sync --extra report, or leave --plot out"
+        ) from None
     curves = {run.name: points for run in runs if (points := curve(run))}
     if not curves:
         raise ValueError("none of the runs has lengths to plot against; leave --plot out")

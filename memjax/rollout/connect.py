@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.rollout.client import Client
@@ -71,6 +71,8 @@ def choose_model(model: str | None, url: str | None, environ: Mapping[str, str])
     Without `model` a service that serves exactly one is asked for it.
     """
     if url is None and model is not None and Path(model).exists():
+        if Path(model).is_dir() and not (Path(model) / "config.json").exists():
+            raise ValueError(f"there is no model in the directory {model}: it has no config.json")
         return LocalModel(model)
     url = url or environ.get("URL")
     if url:
@@ -103,13 +105,15 @@ def open_client(
     *,
     length: int,
     slots: int,
-    dtype: str | None,
+    dtype: Literal["float32", "bfloat16"] | None,
+    on_retry: Callable[[str], None] | None = None,
 ) -> Client:
-    """A client for conversations of up to `length` tokens, `slots` at a time; a local model is loaded for it."""
+    """A client for conversations of up to `length` tokens, `slots` at a time; a local model is loaded for it.
+
+    `on_retry` is told why a service is asked once more.
+    """
     if isinstance(choice, Service):
-        return HttpClient(choice.model, tokenizer, url=choice.url, window=choice.window)
-    if dtype not in (None, "float32", "bfloat16"):
-        raise ValueError(f"--dtype must be float32 or bfloat16, got {dtype!r}")
+        return HttpClient(choice.model, tokenizer, url=choice.url, window=choice.window, on_retry=on_retry)
     from memjax.rollout.local import LocalClient
 
     _keep_compiled_programs()

@@ -8,7 +8,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,8 +71,12 @@ class HttpClient:
         connect_timeout: float = 10.0,
         read_timeout: float = 600.0,
         retries: RetryPolicy | None = None,
+        on_retry: Callable[[str], None] | None = None,
     ) -> None:
-        """`url` and `api_key` default to the environment's URL and API_KEY; timeouts are seconds without progress."""
+        """`url` and `api_key` default to the environment's URL and API_KEY; timeouts are seconds without progress.
+
+        `on_retry` is told, before each further try, what went wrong and how long is waited.
+        """
         self.model = model
         self.window = window
         self._decoder = decoder
@@ -80,6 +84,7 @@ class HttpClient:
         self._base = _checked_url(url or os.environ.get("URL") or DEFAULT_URL)
         self._shown = str(self._base.copy_with(username=None, password=None, query=None)).rstrip("/")
         self._retries = retries or RetryPolicy()
+        self._on_retry = on_retry
         self._read_timeout = read_timeout
         self._max_tokens_name = "max_tokens"
         headers = {"Authorization": f"Bearer {self._key}", "api-key": self._key} if self._key else {}
@@ -151,7 +156,10 @@ class HttpClient:
                     raise ClientError(trouble)
                 asked = _retry_after(response)
             if failures < self._retries.attempts:
-                await asyncio.sleep(self._retries.wait(failures, asked))
+                seconds = self._retries.wait(failures, asked)
+                if self._on_retry:
+                    self._on_retry(f"{trouble} (try {failures + 1} of {self._retries.attempts} in {seconds:.1f} s)")
+                await asyncio.sleep(seconds)
         raise ClientError(f"{trouble} (tried {self._retries.attempts} times)")
 
     def _named(self, payload: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,8 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="Train a memory agent: `--config FILE.yaml key=value ...` runs or goes on, `report DIR` shows a run.",
+    help="Train a memory agent: `--config FILE.yaml key=value ...` runs or goes on, `report DIR` shows a run. "
+    "Every command explains itself: `run --help`.",
 )
 
 

@@ -137,11 +137,16 @@ async def test_without_a_key_no_header_is_sent(monkeypatch):
 
 
 @pytest.mark.parametrize("passing", [said(408), said(429), said(500), said(503), "hang up"])
-async def test_what_passes_is_tried_again(passing):
+async def test_what_passes_is_tried_again_and_told(passing):
+    told = []
     with serving(passing, passing, chat("at last")) as service:
-        (completion,) = await complete(service)
+        (completion,) = await complete(service, on_retry=told.append)
     assert completion.text == "at last"
     assert len(service.requests) == 3
+    assert [service.url in told[0], "(try 2 of 3 in" in told[0], "(try 3 of 3 in" in told[1], len(told)] == [
+        *[True] * 3,
+        2,
+    ]
 
 
 async def test_tries_are_bounded_and_counted():
