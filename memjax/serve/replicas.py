@@ -138,6 +138,7 @@ class ReplicaPool:
         self._settings = settings
         self._places: list[_Place] = []
         self._past = Counters()  # what the replicas that are gone had done
+        self._refused: str | None = None  # why no other could be started when none was left
         self._source: tuple[Path, int] | None = None  # of other weights than those that a replica begins with
         self._started_ray = _connect(settings)
         self._loop = asyncio.new_event_loop()
@@ -160,9 +161,9 @@ class ReplicaPool:
         return sum(place.status.running for place in self._places)
 
     @property
-    def failure(self) -> None:
-        """A replica that dies is replaced: the pool never gives up by itself."""
-        return None
+    def failure(self) -> str | None:
+        """Why no replica is alive, once starting another has failed. It is tried again, and may pass."""
+        return self._refused
 
     @property
     def counters(self) -> Counters:
@@ -255,7 +256,9 @@ class ReplicaPool:
 
     async def _least_loaded(self) -> _Place:
         async with self._changed:
-            await self._changed.wait_for(lambda: self._places)
+            await self._changed.wait_for(lambda: self._places or self._refused)
+        if not self._places:
+            raise ClientError(f"{self._refused}")
         return min(self._places, key=lambda place: place.samples)
 
     async def _draw(self, place: _Place, request: _Request) -> list[Completion]:
@@ -298,13 +301,20 @@ class ReplicaPool:
             except RayError as error:
                 log.error("a replica could not be started, it is tried again: %s", error)
                 ray.kill(actor)
+                if not self._places:
+                    await self._tell(f"no replica is alive, and another could not be started: {_reason(error)}")
                 await asyncio.sleep(_RESTART_SECONDS)
                 continue
-            async with self._changed:
-                self._places.append(place)
-                self._changed.notify_all()
+            self._places.append(place)
+            await self._tell(None)
             log.info("a replica was started, %d are alive", len(self._places))
             return
+
+    async def _tell(self, refused: str | None) -> None:
+        """Wake who waits for a replica."""
+        self._refused = refused
+        async with self._changed:
+            self._changed.notify_all()
 
     async def _swap(self, directory: Path, version: int) -> None:
         first, *rest = self._places
@@ -416,6 +426,10 @@ def _share(settings: ServeSettings) -> dict[str, Any]:
 
 def _cause(error: RayTaskError) -> Exception:
     return error.cause if isinstance(error.cause, ValueError | ClientError) else ClientError(str(error.cause))
+
+
+def _reason(error: RayError) -> Exception:
+    return _cause(error) if isinstance(error, RayTaskError) else error
 
 
 def _sum(one: Counters, other: Counters) -> Counters:

@@ -6,9 +6,11 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from memjax.rollout.client import ClientError
 from memjax.serve.settings import ServeSettings
 from memjax.trajectory import SamplingParams
 from tests.serve.conftest import running_server, wait_for
@@ -178,3 +180,22 @@ def test_when_all_replicas_are_gone_requests_wait_for_the_next(pool, server):
     for place in list(pool._places):
         kill(place)
     assert pool.submit([1, 2, 3], params).result(300)[0].token_ids.tolist() == expected
+
+
+def test_a_pool_that_cannot_replace_its_last_replica_says_so_until_it_can(pool, server):
+    wait_for_both(pool)
+    directory = Path(pool._settings.model)
+    away = directory.rename(directory.with_name("away"))
+    for place in list(pool._places):
+        kill(place)
+    waiting = pool.submit([1, 2, 3], SamplingParams(max_tokens=4))
+    with pytest.raises(ClientError, match=rf"no replica is alive, .*{directory}"):
+        waiting.result(300)
+    assert server.get("/health").status_code == 503
+    refused = server.post("/generate", IDS)
+    assert refused.status_code == 503
+    assert "no replica is alive" in refused.text
+    away.rename(directory)
+    wait_for_both(pool)
+    assert server.get("/health").status_code == 200
+    assert draw(server)
