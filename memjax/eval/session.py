@@ -148,6 +148,10 @@ async def _run(
             done.setdefault(row.cell, []).append(row)
     watcher.begin(cells, config.samples or config.chosen.samples, done)
     await run_jobs(maker.jobs(), evaluate, results, concurrency, watcher.finished)
+    for cell in cells:
+        read = sum(name == cell.name for name, _ in results.rows)
+        if config.samples and read < config.samples:
+            watcher.say(f"{cell.name} has {read} tasks, fewer than the {config.samples} asked for: all were read")
 
 
 async def _run_on_ray(

@@ -25,10 +25,14 @@ class _Part(BaseModel):
 
 
 class TaskConfig(_Part):
-    """Where tasks come from: a task file or the generator of the tiny task."""
+    """Where tasks come from: a task file, a prepared data set, or the generator of the tiny task."""
 
     path: Path | None = None
     """A task file in any format that `memjax.data.tasks` reads."""
+    tfds: Path | None = None
+    """A data set of memjax.data.tfds, prepared: the directory with dataset_info.json. A task is read when it is due."""
+    split: str = "train"
+    """The part of the data set, as tensorflow-datasets writes it: eval, train[:10%]."""
     tiny: TinyTasks | None = None
     """The tiny task, made as it is needed."""
     metric: str | None = None
@@ -36,10 +40,12 @@ class TaskConfig(_Part):
 
     @model_validator(mode="after")
     def _one_source(self) -> TaskConfig:
-        if (self.path is None) == (self.tiny is None):
-            raise ValueError("tasks come from exactly one of path and tiny")
+        if [self.path, self.tfds, self.tiny].count(None) != 2:
+            raise ValueError("tasks come from exactly one of path, tfds and tiny")
         if self.metric is not None and self.path is None:
-            raise ValueError("metric is for the tasks of a file; the tiny task has its own")
+            raise ValueError("metric is for the tasks of a file; other tasks have their own")
+        if self.split != "train" and self.tfds is None:
+            raise ValueError("split is for tfds: a task file and the tiny task have no splits")
         return self
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -25,14 +26,14 @@ from memjax.trajectory import SamplingParams, Task, Trajectory
 
 
 class TaskSource:
-    """Tasks by number, without end: a file's come in another order in every epoch."""
+    """Tasks by number, without end: those of a file or data set come in another order in every epoch."""
 
     def __init__(self, config: TaskConfig, seed: int):
         self._tiny, self._seed = config.tiny, seed
         self._epoch, self._order = -1, list[int]()
-        self._tasks = list(read_tasks(config.path, metric=config.metric)) if config.path else []
-        if config.path and not self._tasks:
-            raise ValueError(f"{config.path} holds no task")
+        self._tasks = _stored_tasks(config)
+        if not self._tiny and not self._tasks:
+            raise ValueError(f"{config.path or config.tfds} holds no task")
 
     @property
     def size(self) -> int | None:
@@ -51,7 +52,29 @@ class TaskSource:
 
     def first(self, count: int) -> list[Task]:
         """The first `count` tasks in their own order, or all if there are fewer."""
-        return [self._tiny.task(i) for i in range(count)] if self._tiny else self._tasks[:count]
+        task = self._tiny.task if self._tiny else self._tasks.__getitem__
+        return [task(i) for i in range(count if self._tiny else min(count, len(self._tasks)))]
+
+
+class _Tasks(Protocol):
+    """Tasks by position; a prepared data set reads each when it is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int, /) -> Task: ...
+
+
+def _stored_tasks(config: TaskConfig) -> _Tasks:
+    """The tasks of a file or of a prepared data set; none where they are made."""
+    if config.path:
+        return list(read_tasks(config.path, metric=config.metric))
+    if config.tfds is None:
+        return ()
+    try:
+        from memjax.data.tfds.records import TaskSource as PreparedTasks
+    except ImportError:
+        raise ValueError("data.tfds needs tensorflow-datasets: uv sync --extra tfds") from None
+    return PreparedTasks(config.tfds, config.split)
 
 
 def validation_tasks(config: TrainConfig) -> list[Task]:

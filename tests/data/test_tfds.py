@@ -107,6 +107,21 @@ def test_ranks_read_disjoint_shares(ruler):
     assert not shares[0] & shares[1]
 
 
+def test_a_training_run_draws_its_tasks_from_it(ruler):
+    from memjax.train.config import TaskConfig
+    from memjax.train.rollouts import TaskSource as TrainingTasks
+
+    builder, _ = ruler
+    source = TrainingTasks(TaskConfig(tfds=str(builder.data_path)), seed=0)
+    assert source.size == 9 * len(RULER_TASKS)
+    epochs = [[source.training(i).id for i in range(start, start + source.size)] for start in (0, source.size)]
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert epochs[0] != epochs[1]
+    judged = TrainingTasks(TaskConfig(tfds=str(builder.data_path), split="eval"), seed=0).first(99)
+    assert len(judged) == 2 * len(RULER_TASKS)
+    assert not {task.context for task in judged} & {source.training(i).context for i in range(source.size)}
+
+
 def test_what_was_made_otherwise_lies_elsewhere(ruler, tokenizer, tmp_path):
     from memjax.data.tfds.builders import Counts, MemjaxRuler
 

@@ -125,6 +125,13 @@ def test_a_config_file_runs_and_options_go_over_it(tmp_path, tasks):
     assert (config["samples"], config["chunk_tokens"], config["answer_tokens"]) == (3, 96, 1024)
 
 
+def test_a_file_with_fewer_tasks_than_samples_is_read_whole_and_that_is_said(tmp_path, tasks):
+    with serving(NeedleReader(PATTERN)) as service:
+        result = invoke(*of_file(tasks, service.url, tmp_path / "out"), "--samples", 99)
+    assert result.exit_code == 0
+    assert "file has 12 tasks, fewer than the 99 asked for: all were read" in result.output
+
+
 def test_a_directory_made_with_other_budgets_is_refused(tmp_path, tasks):
     with serving(NeedleReader(PATTERN)) as service:
         invoke(*of_file(tasks, service.url, tmp_path / "out"), "--samples", 1)
