@@ -191,7 +191,10 @@ def _each_micro_batch(batch: Any, mask_MBT: Array, body: Callable[[Array, Any, A
     """Carry a value through the micro-batches up to the last with a sampled token.
 
     A loop whose trip count is data: shapes stay those of the largest step, and empty micro-batches cost nothing.
+    Where there is only one, no loop has to hold what is carried beside what is added to it.
     """
+    if len(mask_MBT) == 1:
+        return body(jnp.int32(0), jax.tree.map(lambda x: x[0], batch), carry)
     count = jnp.max(jnp.where(mask_MBT.any(axis=(1, 2)), jnp.arange(1, len(mask_MBT) + 1), 0))
 
     def step(i: Array, carry: Any) -> Any:

@@ -121,6 +121,8 @@ def test_the_order_of_rows_does_not_matter(expected):
 def test_the_place_of_empty_micro_batches_does_not_matter(expected):
     batch = batch_of(packed_step(rows=2))
     assert_equal(evaluate(jax.tree.map(lambda x: np.roll(x, 1, axis=0), batch)), expected)
+    grads, metrics = evaluate(jax.tree.map(np.zeros_like, batch))
+    assert not any(np.any(x) for x in jax.tree.leaves((grads, metrics)))
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 8, 1)])
