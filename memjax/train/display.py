@@ -18,7 +18,7 @@ _SHOWN = (
     ("actor/entropy", "entropy", "{:.3f}"),
     ("actor/pg_clipfrac", "clipped", "{:.4f}"),
     ("actor/grad_norm", "gradient", "{:.3g}"),
-    ("rollout/groups_dropped", "groups without variance", "{:.0f}"),
+    ("rollout/groups_dropped", "groups left out", "{:.0f}"),
     ("training/rollout_logprobs_diff_max", "sampler - learner", "{:.1e}"),
     ("perf/throughput", "tokens/s", "{:.0f}"),
     ("timing_s/step", "seconds", "{:.2f}"),
