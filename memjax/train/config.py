@@ -155,7 +155,11 @@ class SupervisedStage(_Part):
     kind: Literal["recall", "demonstrations", "trajectories"]
     """Facts to list anew, whole readings by scripted readers, or those of a file."""
     steps: int = Field(ge=1)
-    """Updates."""
+    """Updates, at most."""
+    until_loss: float | None = None
+    """Loss below which the stage is over before that. A run whose stage does not get there stops: the rest needs it."""
+    min_steps: int = Field(default=1, ge=1)
+    """Updates before a loss can be low enough."""
     examples: int = Field(default=64, ge=1)
     """Recall examples, or documents, of one update."""
     path: Path | None = None
@@ -171,6 +175,8 @@ class SupervisedStage(_Part):
     def _sources_agree(self) -> SupervisedStage:
         if (self.kind == "trajectories") != (self.path is not None):
             raise ValueError(f"kind: trajectories and path belong together, got kind {self.kind} and path {self.path}")
+        if self.min_steps > self.steps:
+            raise ValueError(f"min_steps ({self.min_steps}) must not exceed steps ({self.steps})")
         unknown = sorted(set(self.policies) - set(POLICIES))
         if unknown:
             raise ValueError(f"no scripted reader is called {unknown[0]!r}; there are {', '.join(POLICIES)}")

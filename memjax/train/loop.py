@@ -97,8 +97,19 @@ def supervise(run: Run, model: Model, state: TrainState, position: Position) -> 
         state, found = update(state, place(supervised_batch(examples, packing), model.layout))
         metrics = {name: float(value) for name, value in found.items()}
         metrics["timing_s/step"] = time.perf_counter() - started
-        position = replace(position, step=step + 1)
+        learned = (
+            stage.until_loss is not None and step + 1 >= stage.min_steps and metrics["actor/loss"] < stage.until_loss
+        )
+        if stage.until_loss is not None and step + 1 == stage.steps and not learned:
+            raise ValueError(
+                f"stage {stage.name} has not reached a loss of {stage.until_loss} in {stage.steps} updates "
+                f"({metrics['actor/loss']:.3f} at the last), and what follows needs it: try more steps, another "
+                "learning rate or another seed, in another directory"
+            )
+        position = replace(position, step=stage.steps if learned else step + 1)
         run.finish_step(state, position, metrics)
+        if learned:
+            break
     return state, Position(position.stage + 1, 0, position.tasks)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +16,7 @@ from memjax.checkpoint import load_model
 from memjax.metrics import MetricsLog, read_metrics
 from memjax.train.loop import train
 from memjax.train.report import curve, report
-from tests.train.tiny_run import FinishedRun, tiny_run
+from tests.train.tiny_run import FinishedRun, Witness, tiny_run
 
 
 def test_stages_run_in_order_and_every_step_is_logged(finished: FinishedRun) -> None:
@@ -118,3 +120,28 @@ def test_a_log_drops_what_will_be_made_again_and_a_line_that_was_cut(tmp_path: P
     MetricsLog(path, step=2).close()
     assert [row["step"] for row in read_metrics(path)] == [0, 1, 2]
     assert [row["x"] for row in read_metrics(path)] == [0, None, 1]
+
+
+def stage(**changes: Any) -> dict[str, Any]:
+    return {"name": "demos", "kind": "demonstrations", "examples": 4, "tasks": {"max_chunks": 2}, **changes}
+
+
+def test_a_stage_ends_where_its_loss_is_low_enough(finished: FinishedRun) -> None:
+    out = finished.config.out.parent / "early"
+    stages = [stage(steps=9, min_steps=2, until_loss=1e6), stage(name="more", steps=1)]
+    config = tiny_run(out, supervised=stages, steps=0, validation={})
+    witness = Witness()
+    train(config, witness)
+    assert witness.steps == [("demos", 1, 9), ("demos", 9, 9), ("more", 1, 1)]
+    shutil.rmtree(out / "checkpoints" / "10")  # as if it had been killed between the stages
+    witness = Witness()
+    train(config, witness)
+    assert witness.steps == [("more", 1, 1)]
+
+
+def test_a_stage_that_does_not_learn_ends_the_run_however_often_it_is_started(finished: FinishedRun) -> None:
+    config = tiny_run(finished.config.out.parent / "stuck", supervised=[stage(steps=2, until_loss=0.0)], steps=0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"stage demos has not reached a loss of 0.0 in 2 updates \(\d"):
+            train(config)
+    assert [row["step"] for row in read_metrics(config.out / "metrics.jsonl")] == [1]

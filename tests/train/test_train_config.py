@@ -51,6 +51,7 @@ def test_a_preset_gives_way_to_the_keys_of_the_objective() -> None:
         ("batch.optimizer_steps=1000", r"optimizer_steps \(1000\) must not exceed the trajectories of a step"),
         ("data.path=tasks.jsonl", r"exactly one of path, tfds and tiny"),
         ("data.tfds=prepared", r"exactly one of path, tfds and tiny"),
+        ("supervised=[{name: a, kind: recall, steps: 2, min_steps: 3}]", r"min_steps \(3\) must not exceed steps"),
         ("data.split=eval", r"split is for tfds"),
         ("objective.kl_coef=0.1", r"kl_coef needs the model before the first step as a reference"),
         ("preset=ppo", r"no objective is called 'ppo'"),
