@@ -3,7 +3,7 @@
 #   benchmarks/eval_real.sh MODEL DATA OUT
 # DATA is a directory with hotpotqa_dev_distractor_subset/ as in /work/shared/data; OUT gets one directory per run.
 # A CPU core reads about 80 tokens a second: memories and answers have 128 tokens instead of 1024, and the runs stand in the
-# order in which they are worth having, should there not be the two and a half CPU-hours for all of them.
+# order in which they are worth having, should there not be the two CPU-hours or more for all of them.
 set -euo pipefail
 model=$1 data=$2 out=$3
 python=${PYTHON:-.venv/bin/python}
