@@ -210,15 +210,11 @@ async def _in_process(client: LocalClient, body: dict) -> int:
 async def _closed_loop(ask: Callable[[dict], Awaitable[int]], bodies: list[dict], clients: int) -> int:
     """The tokens of all replies, with so many requests under way until none is left."""
     waiting = iter(bodies)
-    tokens = 0
 
-    async def work() -> None:
-        nonlocal tokens
-        for body in waiting:
-            tokens += await ask(body)
+    async def work() -> int:
+        return sum([await ask(body) for body in waiting])  # takes the next one when it is free
 
-    await asyncio.gather(*(work() for _ in range(clients)))
-    return tokens
+    return sum(await asyncio.gather(*(work() for _ in range(clients))))
 
 
 def _body(rng: random.Random, target: Target) -> dict:
