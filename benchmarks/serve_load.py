@@ -145,10 +145,12 @@ def throughput(
 ) -> dict[str, Any]:
     """Tokens per second through the server and through the engine, in turn, and the median of their ratios.
 
-    Beside the clock's seconds those of this process' CPUs, which other work on the machine hardly changes.
+    Beside the clock's seconds those of this process' CPUs, which other work on the machine hardly changes. Replies have
+    one length, and are so hot that hardly one ends early: how full the slots are then does not depend on who comes first.
     """
     rng = random.Random(0)
-    bodies = [_body(rng, target) | {"temperature": 50.0} for _ in range(requests)]  # hot: hardly a reply ends early
+    same = {"max_tokens": max(1, target.window // 8), "temperature": 50.0}
+    bodies = [_body(rng, target) | same for _ in range(requests)]
     pairs = [
         (
             _rates(lambda: pool.submit(_run, _through_http, target, bodies, clients).result()),
