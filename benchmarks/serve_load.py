@@ -146,7 +146,7 @@ def throughput(
     """Tokens per second through the server and through the engine, in turn, and the median of their ratios.
 
     Beside the clock's seconds those of this process' CPUs, which other work on the machine hardly changes. Replies have
-    one length, and are so hot that hardly one ends early: how full the slots are then does not depend on who comes first.
+    one length and are so hot that hardly one ends early: how full the slots are does not depend on who comes first.
     """
     rng = random.Random(0)
     same = {"max_tokens": max(1, target.window // 8), "temperature": 50.0}
