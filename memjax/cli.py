@@ -281,6 +281,10 @@ def serve(
         list[str] | None,
         typer.Option("--api-key", help="Ask for this key; repeatable. Better: the variable MEMJAX_API_KEYS."),
     ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", metavar="PATH", help="Prompts of the memory loop, as `memjax ask` takes."),
+    ] = None,
     slots: Annotated[int | None, typer.Option("--slots", help="Replies decoded side by side.")] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", help="Tokens of a prompt and its reply.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or bfloat16 [default: the faster]")] = None,
@@ -288,10 +292,17 @@ def serve(
     replicas: Annotated[
         int | None, typer.Option("--replicas", help="Models side by side, each on devices of its own (needs Ray).")
     ] = None,
-    max_queue: Annotated[int | None, typer.Option("--max-queue", help="Requests that may wait for a slot.")] = None,
-    max_body: Annotated[int | None, typer.Option("--max-body", help="Bytes of a request.")] = None,
-    request_timeout: Annotated[float | None, typer.Option("--request-timeout", help="Seconds for a reply.")] = None,
-    state_dir: Annotated[Path | None, typer.Option("--state-dir", help="Where files and readings are kept.")] = None,
+    max_queue: Annotated[
+        int | None, typer.Option("--max-queue", help="Requests that may wait for a slot. [default: 256]")
+    ] = None,
+    max_body: Annotated[int | None, typer.Option("--max-body", help="Bytes of a request. [default: 64 MiB]")] = None,
+    request_timeout: Annotated[
+        float | None, typer.Option("--request-timeout", help="Seconds for a reply. [default: 600]")
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", help="Where files and readings are kept. [default: ~/.local/state/memjax/serve]"),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Serve a model: OpenAI's interface, and questions about documents of any length.
@@ -309,6 +320,7 @@ def serve(
         given = {
             "model": model,
             "served_name": served_name,
+            "prompts": str(prompts) if prompts else None,
             "host": host,
             "port": port,
             "grpc_port": grpc_port,

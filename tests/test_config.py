@@ -36,6 +36,7 @@ def test_file_and_overrides_are_merged_and_the_last_wins(tmp_path):
     ("override", "message"),
     [
         ("optimizer.rte=1", "unknown config key optimizer.rte: did you mean optimizer.rate?"),
+        ("optimizer.x=1", "unknown config key optimizer.x: the keys there are optimizer.rate, optimizer.steps"),
         ("optimiser.rate=1", "unknown config key optimiser: did you mean optimizer?"),
         ("rate=1", "did you mean optimizer.rate?"),
         ("zzz=1", "the keys are name, sizes, optimizer"),

@@ -71,7 +71,7 @@ class MemAgent:
         if window is None or need <= window:
             return
         parts = self._longest_turn(question)
-        advice = "lower the memory and answer budgets"
+        advice = "lower the chunk, memory and answer budgets"
         if (room := parts.get("chunk", 0) - (need - window)) >= MIN_CHUNK_TOKENS:
             advice = f"lower the chunk budget to {room} or less, or the memory budget"
         listed = " + ".join(f"{name} {tokens}" for name, tokens in parts.items())

@@ -240,7 +240,7 @@ def _check_files(sources: list[Path], out: Path, force: bool) -> None:
     if out.exists() and not force:
         raise ValueError(f"{out} exists: give another --out, or --force to replace it")
     if not out.parent.is_dir():
-        raise ValueError(f"there is no directory {out.parent} for --out {out.name}: make it first")
+        raise ValueError(f"there is no directory {out.parent} for --out {out}: make it first")
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def create_app(
     )
     app.state.parts = parts
     install_handlers(app)
-    memory = MemoryService(parts.service, parts.files, parts.reader)
+    memory = MemoryService(parts.service, parts.files, parts.reader, settings.prompts)
     app.include_router(chat_routes(parts.service, MemoryChat(memory)))
     app.include_router(completion_routes(parts.service))
     app.include_router(native_routes(parts.service))

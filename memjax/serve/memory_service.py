@@ -70,8 +70,9 @@ class AppendRequest(Body):
 class MemoryService:
     """Documents and readings of the served model, by owner."""
 
-    def __init__(self, service: ModelService, files: FileStore, reader: MemoryReader):
+    def __init__(self, service: ModelService, files: FileStore, reader: MemoryReader, prompts: Path | None = None):
         self.service, self.files, self.reader = service, files, reader
+        self._prompts = str(prompts.expanduser().absolute()) if prompts else None
         self.name = f"memory/{service.name}"
 
     def begin(self, owner: str, body: MemoryRequest) -> RunRecord:
@@ -134,7 +135,7 @@ class MemoryService:
             raise ApiError(400, f"{len(body.all_questions)} questions are too many: {MAX_QUESTIONS} are the most")
         tokenizer, window = self.service.tokenizer, self.service.window
         try:
-            settings = fitted(AskSettings(**chosen), set(chosen), tokenizer, window)
+            settings = fitted(AskSettings(**chosen, prompts=self._prompts), set(chosen), tokenizer, window)
             agent = settings.memory_agent(tokenizer)
             for question in settings.questions:
                 agent.check_window(question, window, self.service.name)

@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from memjax.agents.prompt_files import load_memory_prompts
 from memjax.serve.app import Parts, create_app
 from memjax.serve.backend import load_client
 from memjax.serve.errors import ApiError
@@ -26,6 +27,11 @@ log = logging.getLogger(__name__)
 def run_server(settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: str | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ValueError for a port in use, a model or a limit that cannot be served."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("jax").setLevel(logging.WARNING)  # else it reports every backend that is not there
+    if settings.prompts:
+        load_memory_prompts(
+            "memory_first", settings.prompts
+        )  # what is wrong with them is said before a model is loaded
     listening = bind(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     raise_file_limit()

@@ -33,6 +33,7 @@ class ServeSettings(BaseModel):
     request_timeout: float = Field(600.0, gt=0)  # seconds from a request's arrival to its last token
     body_timeout: float = Field(20.0, gt=0)  # seconds for a request's head, and for its body beside 10 kB per second
     drain_seconds: float = Field(60.0, ge=0)  # how long SIGTERM waits for running requests
+    prompts: Path | None = None  # of the memory loop, instead of the bundled ones: a directory, or a MemAgent .py file
     state_dir: Path = Path("~/.local/state/memjax/serve")  # uploaded files, and readings that go on after a restart
     run_hours: float = Field(168.0, gt=0)  # files and readings are kept so long after their last use
 

@@ -351,3 +351,16 @@ def test_a_file_in_a_chat_is_read_and_a_short_chat_is_answered_at_once(client, s
     direct = client.chat.completions.create(model="memory/tiny", **options)
     assert direct.choices[0].message == client.chat.completions.create(model="tiny", **options).choices[0].message
     assert client.files.delete(file.id).deleted
+
+
+def test_prompts_of_one_s_own_are_what_the_model_sees(engine, loaded, tmp_path):
+    prompts = tmp_path / "prompts"
+    prompts.mkdir()
+    (prompts / "memory.txt").write_text("Asked {question} Known {memory} Read {chunk} Note:")
+    (prompts / "final.txt").write_text("Asked {question} Known {memory} Say:")
+    (prompts / "no_memory.txt").write_text("nothing")
+    with serving(engine, loaded, tmp_path / "state", prompts=prompts) as server:
+        run = ask(server)
+        first = json.loads(server.get(f"/v1/memory/answers/{run['id']}/trace").text.splitlines()[0])
+    assert run["status"] == "done"
+    assert first["prompt"][0]["content"].startswith("Asked Which code? Known nothing Read The lamp room")
