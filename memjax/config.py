@@ -118,10 +118,9 @@ def _model_of(cls: type[BaseModel], name: str) -> type[BaseModel] | None:
 
 def _unknown_key(key: str, known: Sequence[str], path: Path | None) -> str:
     # Either the whole key is a little off, or its last name is right and stands in another place.
-    leaf = key.rpartition(".")[2]
-    section = key.rpartition(".")[0]
+    section, _, leaf = key.rpartition(".")
     nearest = difflib.get_close_matches(key, known, n=1) or [k for k in known if k.rpartition(".")[2] == leaf]
-    if section and nearest == [section]:  # which is no other key, but where this one stands
+    if nearest == [section]:  # which is no other key, but where this one stands
         of_section = ", ".join(k for k in known if k.rpartition(".")[0] == section)
         advice = f"the keys there are {of_section}"
     else:

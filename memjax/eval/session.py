@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -148,10 +149,9 @@ async def _run(
             done.setdefault(row.cell, []).append(row)
     watcher.begin(cells, config.samples or config.chosen.samples, done)
     await run_jobs(maker.jobs(), evaluate, results, concurrency, watcher.finished)
-    for cell in cells:
-        read = sum(name == cell.name for name, _ in results.rows)
-        if config.samples and read < config.samples:
-            watcher.say(f"{cell.name} has {read} tasks, fewer than the {config.samples} asked for: all were read")
+    read = Counter(cell for cell, _ in results.rows)
+    for name in [cell.name for cell in cells if read[cell.name] < (config.samples or 0)]:
+        watcher.say(f"{name} has {read[name]} tasks, fewer than the {config.samples} asked for: all were read")
 
 
 async def _run_on_ray(

@@ -72,7 +72,7 @@ class MemoryService:
 
     def __init__(self, service: ModelService, files: FileStore, reader: MemoryReader, prompts: Path | None = None):
         self.service, self.files, self.reader = service, files, reader
-        self._prompts = str(prompts.expanduser().absolute()) if prompts else None
+        self._prompts = str(prompts) if prompts else None
         self.name = f"memory/{service.name}"
 
     def begin(self, owner: str, body: MemoryRequest) -> RunRecord:

@@ -257,8 +257,8 @@ class ReplicaPool:
     async def _least_loaded(self) -> _Place:
         async with self._changed:
             await self._changed.wait_for(lambda: self._places or self._refused)
-        if not self._places:
-            raise ClientError(f"{self._refused}")
+        if self._refused:  # then there is no place
+            raise ClientError(self._refused)
         return min(self._places, key=lambda place: place.samples)
 
     async def _draw(self, place: _Place, request: _Request) -> list[Completion]:
@@ -302,7 +302,7 @@ class ReplicaPool:
                 log.error("a replica could not be started, it is tried again: %s", error)
                 ray.kill(actor)
                 if not self._places:
-                    await self._tell(f"no replica is alive, and another could not be started: {_reason(error)}")
+                    await self._tell(f"no replica is alive, and another could not be started: {_cause(error)}")
                 await asyncio.sleep(_RESTART_SECONDS)
                 continue
             self._places.append(place)
@@ -424,12 +424,11 @@ def _share(settings: ServeSettings) -> dict[str, Any]:
     return {"num_cpus": 0}
 
 
-def _cause(error: RayTaskError) -> Exception:
+def _cause(error: RayError) -> Exception:
+    """What a replica itself raised; where it raised nothing, the error of Ray."""
+    if not isinstance(error, RayTaskError):
+        return error
     return error.cause if isinstance(error.cause, ValueError | ClientError) else ClientError(str(error.cause))
-
-
-def _reason(error: RayError) -> Exception:
-    return _cause(error) if isinstance(error, RayTaskError) else error
 
 
 def _sum(one: Counters, other: Counters) -> Counters:

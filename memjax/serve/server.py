@@ -28,10 +28,8 @@ def run_server(settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: 
     """Serve until SIGTERM or SIGINT. Raises ValueError for a port in use, a model or a limit that cannot be served."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)  # else it reports every backend that is not there
-    if settings.prompts:
-        load_memory_prompts(
-            "memory_first", settings.prompts
-        )  # what is wrong with them is said before a model is loaded
+    if settings.prompts:  # what is wrong with them is said before a model is loaded
+        load_memory_prompts("memory_first", settings.prompts)
     listening = bind(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     raise_file_limit()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from memjax.config import load_config
 
@@ -36,6 +36,11 @@ class ServeSettings(BaseModel):
     prompts: Path | None = None  # of the memory loop, instead of the bundled ones: a directory, or a MemAgent .py file
     state_dir: Path = Path("~/.local/state/memjax/serve")  # uploaded files, and readings that go on after a restart
     run_hours: float = Field(168.0, gt=0)  # files and readings are kept so long after their last use
+
+    @field_validator("prompts")
+    @classmethod
+    def _whole(cls, path: Path | None) -> Path | None:
+        return path and path.expanduser().absolute()
 
 
 def read_settings(config: Path | None, given: Mapping[str, Any]) -> ServeSettings:

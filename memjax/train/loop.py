@@ -16,7 +16,7 @@ from memjax.checkpoint.store import TrainStore
 from memjax.models.qwen2 import Params
 from memjax.rewards.pool import RewardPool
 from memjax.train.attempts import Attempt
-from memjax.train.config import TrainConfig
+from memjax.train.config import SupervisedStage, TrainConfig
 from memjax.train.display import Silent, Watcher
 from memjax.train.learner import (
     Learner,
@@ -97,20 +97,27 @@ def supervise(run: Run, model: Model, state: TrainState, position: Position) -> 
         state, found = update(state, place(supervised_batch(examples, packing), model.layout))
         metrics = {name: float(value) for name, value in found.items()}
         metrics["timing_s/step"] = time.perf_counter() - started
-        learned = (
-            stage.until_loss is not None and step + 1 >= stage.min_steps and metrics["actor/loss"] < stage.until_loss
-        )
-        if stage.until_loss is not None and step + 1 == stage.steps and not learned:
-            raise ValueError(
-                f"stage {stage.name} has not reached a loss of {stage.until_loss} in {stage.steps} updates "
-                f"({metrics['actor/loss']:.3f} at the last), and what follows needs it: try more steps, another "
-                "learning rate or another seed, in another directory"
-            )
+        learned = _has_learned(stage, step + 1, metrics["actor/loss"])
         position = replace(position, step=stage.steps if learned else step + 1)
         run.finish_step(state, position, metrics)
         if learned:
             break
     return state, Position(position.stage + 1, 0, position.tasks)
+
+
+def _has_learned(stage: SupervisedStage, updates: int, loss: float) -> bool:
+    """Whether a stage is over before its last update; ValueError where that leaves the loss too high."""
+    if stage.until_loss is None:
+        return False
+    if updates >= stage.min_steps and loss < stage.until_loss:
+        return True
+    if updates == stage.steps:
+        raise ValueError(
+            f"stage {stage.name} has not reached a loss of {stage.until_loss} in {stage.steps} updates "
+            f"({loss:.3f} at the last), and what follows needs it: try more steps, another learning rate or another "
+            "seed, in another directory"
+        )
+    return False
 
 
 def reinforce(run: Run, model: Model, state: TrainState, position: Position, reference: Params | None) -> TrainState:

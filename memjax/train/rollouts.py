@@ -52,8 +52,9 @@ class TaskSource:
 
     def first(self, count: int) -> list[Task]:
         """The first `count` tasks in their own order, or all if there are fewer."""
-        task = self._tiny.task if self._tiny else self._tasks.__getitem__
-        return [task(i) for i in range(count if self._tiny else min(count, len(self._tasks)))]
+        if self._tiny:
+            return [self._tiny.task(i) for i in range(count)]
+        return [self._tasks[i] for i in range(min(count, len(self._tasks)))]
 
 
 class _Tasks(Protocol):
