@@ -94,7 +94,7 @@ def make_memjax_update(config_path: Path, rows: int, length: int, *, long: bool)
     import numpy as np
 
     from memjax.models.config import ModelOptions, Qwen2Config
-    from memjax.train.logprobs import LogprobOptions
+    from memjax.train.logprobs import LogprobOptions, positions_at_once
     from memjax.train.losses import Batch, objective_loss
     from memjax.train.optimizer import OptimizerConfig
     from memjax.train.packing import Rows
@@ -107,7 +107,8 @@ def make_memjax_update(config_path: Path, rows: int, length: int, *, long: bool)
     optimizer = OptimizerConfig(learning_rate=RATE, warmup_steps=0)
     objective = ObjectiveConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, dual_clip=None)
     loss = partial(objective_loss, objective)
-    update = make_update(shape, options, LogprobOptions(shape.vocab_size), optimizer, loss)
+    logprobs = LogprobOptions(shape.vocab_size, chunk=positions_at_once("cpu"))
+    update = make_update(shape, options, logprobs, optimizer, loss)
     rng, where = np.random.default_rng(0), (1, rows, length)
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), where)
     mask = positions >= length * 3 // 4

@@ -27,7 +27,7 @@ from memjax.sharding import ROLLOUT, TRAIN, Layout
 from memjax.tokenizer import Tokenizer
 from memjax.train.batches import make_batches
 from memjax.train.config import TINY, TrainConfig
-from memjax.train.logprobs import LogprobOptions
+from memjax.train.logprobs import LogprobOptions, positions_at_once
 from memjax.train.losses import Batch, objective_loss
 from memjax.train.mismatch import BFLOAT16_LIMITS, FLOAT32_LIMITS, MismatchLimits, measure_mismatch, mismatch_alarm
 from memjax.train.optimizer import OptimizerConfig
@@ -66,7 +66,7 @@ class Model:
 
     def logprob_options(self, temperature: float = 1.0) -> LogprobOptions:
         """The distribution over the tokenizer's ids."""
-        return LogprobOptions(vocab_size=self.tokenizer.size, temperature=temperature)
+        return LogprobOptions(self.tokenizer.size, temperature, positions_at_once(self.options.platform))
 
     def rollout_options(self, mesh: Mesh) -> ModelOptions:
         """How it runs to sample on a mesh: with weights in the compute dtype that only `tensor` splits."""

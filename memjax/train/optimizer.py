@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
@@ -59,18 +60,22 @@ def learning_rate(config: OptimizerConfig) -> optax.Schedule:
     return rate
 
 
+def clip_by_norm(grads: Any, norm: Float[Array, ""], limit: float) -> Any:
+    """Gradients of that global norm, scaled down to `limit` where they are larger."""
+    # A product, which XLA fuses into the optimizer's passes over the gradients; a quotient would be written out first.
+    scale = jnp.minimum(1.0, limit / norm)
+    return jax.tree.map(lambda x: x * scale, grads)
+
+
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Clip by global norm, then AdamW."""
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            learning_rate(config),
-            b1=config.beta1,
-            b2=config.beta2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            mask=_decayed,
-        ),
+    """AdamW, for gradients that are already clipped."""
+    return optax.adamw(
+        learning_rate(config),
+        b1=config.beta1,
+        b2=config.beta2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=_decayed,
     )
 
 

@@ -19,7 +19,7 @@ from memjax.models.qwen2 import Params, abstract_params, forward
 from memjax.sharding import Layout
 from memjax.train.logprobs import LogprobOptions, token_logprobs
 from memjax.train.losses import Batch
-from memjax.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from memjax.train.optimizer import OptimizerConfig, clip_by_norm, learning_rate, make_optimizer
 from memjax.train.packing import Rows
 
 Metrics = dict[str, Array]
@@ -141,12 +141,16 @@ def make_update(
         grads, metrics = gradients(state.params, batch, config, options, logprobs, token_loss)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["actor/loss"])
+        before = state.params, state.opt_state, state.step
+
+        def made(before: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
+            params, opt_state, step = before
+            updates, opt_state = transform.update(clip_by_norm(grads, norm, optimizer.clip_norm), opt_state, params)
+            return optax.apply_updates(params, updates), opt_state, step + 1
+
         with jax.named_scope("optimizer"):
-            updates, opt_state = transform.update(grads, state.opt_state, state.params)
-            after = optax.apply_updates(state.params, updates), opt_state, state.step + 1
-            made = finite & (tokens > 0)
-            before = state.params, state.opt_state, state.step
-            params, opt_state, step = jax.tree.map(lambda new, old: jnp.where(made, new, old), after, before)
+            # A choice between old and new arrays would keep both; a branch updates in place.
+            params, opt_state, step = jax.lax.cond(finite & (tokens > 0), made, lambda before: before, before)
         skipped = state.skipped + ~finite
         metrics |= {
             "actor/grad_norm": norm,

@@ -3,6 +3,7 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from train_samples import CONFIG, VOCAB, trajectories
 
@@ -197,6 +198,17 @@ def test_an_update_that_is_no_number_is_skipped_and_counted():
     state, metrics = update_function()(state, batch)
     assert (int(state.step), int(state.skipped)) == (1, 1)
     assert metrics["actor/lr"] == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_moments_take_gradients_no_larger_than_the_limit(scale):
+    batch = batch_of(packed_step())
+    batch = batch._replace(advantages=np.float32(scale) * batch.advantages)
+    state, metrics = update_function()(fresh_state(), place(batch, None))
+    norm = float(metrics["actor/grad_norm"])
+    assert (norm > OPTIMIZER.clip_norm) == (scale > 1)
+    taken = float(optax.tree.norm(optax.tree.get(state.opt_state, "mu"))) / (1 - OPTIMIZER.beta1)
+    assert taken == pytest.approx(min(norm, OPTIMIZER.clip_norm), rel=1e-4)
 
 
 def test_a_step_without_sampled_tokens_changes_nothing():
