@@ -105,8 +105,8 @@ def prepare(
     choice = choose_model(settings.model, settings.url, os.environ)
     if isinstance(choice, Service):
         settings = settings.model_copy(update={"url": choice.url, "model": choice.model})
-    tokenizer = load_tokenizer(choice, settings.tokenizer)
     window = choice.trained_window()
+    tokenizer = load_tokenizer(choice, settings.tokenizer)
     asked, settings = settings, fitted(settings, chosen, tokenizer, window)
     if settings != asked:
         console.print(

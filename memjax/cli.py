@@ -366,6 +366,8 @@ def convert(
 ) -> None:
     """Write a model as a Hugging Face directory, which transformers and vLLM load.
 
+    A directory that an earlier export wrote is replaced; any other that holds something is refused.
+
     Example:
 
         memjax convert model-q4_k_m.gguf ./model-hf

@@ -157,8 +157,9 @@ async def run_filter(
 ) -> Outcome:
     """`filter_tasks` with the model that a person named."""
     choice = choose_model(model, url, os.environ)
-    words = load_tokenizer(choice, tokenizer)
     length = _QUESTION_TOKENS + attempts.answer_tokens + _PROMPT_TOKENS
+    length = min(length, choice.trained_window() or length)
+    words = load_tokenizer(choice, tokenizer)
     client = open_client(choice, words, length=length, slots=concurrency, dtype=None)
     try:
         return await filter_tasks(tasks, out, client, words, attempts, concurrency, on_asked)

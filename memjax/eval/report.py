@@ -81,6 +81,7 @@ class Run:
     rows: Mapping[Key, Row]
     chunks: Mapping[Key, int]  # memories written in each sample
     verdicts: Mapping[Key, Verdict]  # of a judge, where there was one
+    finished: bool
 
     @property
     def cells(self) -> dict[str, list[Row]]:
@@ -106,7 +107,8 @@ def load_run(directory: Path) -> Run:
     if not rows:
         raise ValueError(f"{directory} holds no finished sample yet")
     config = json.loads((directory / "config.json").read_text("utf-8"))
-    return Run(directory.name, config, rows, chunks, read_verdicts(directory))
+    finished = (directory / "results.json").is_file()
+    return Run(directory.name, config, rows, chunks, read_verdicts(directory), finished)
 
 
 def report(runs: Sequence[Run]) -> list[Table]:
@@ -142,6 +144,8 @@ def scores_table(runs: Sequence[Run]) -> Table:
         "n for 3 points: samples per run with which two unpaired runs near this score would show a 3-point difference "
         "(power 0.8)."
     )
+    if unfinished := [run.name for run in runs if not run.finished]:
+        note += f" Not finished, so that only the samples done so far count: {', '.join(unfinished)}."
     return Table("Scores", header, tuple(lines), note)
 
 

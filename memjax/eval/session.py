@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from memjax.agents.memagent import MemAgent
 from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.eval.baselines import make_agent
 from memjax.eval.config import EvalConfig
@@ -56,10 +57,13 @@ async def evaluate(config: EvalConfig, watcher: Watcher) -> dict[str, Any]:
         if not there:
             raise ValueError(f"there is no {kind} {path}, which --data {name}=PATH names")
     choice = _chosen(config)
+    window = choice.trained_window()
     tokenizer = load_tokenizer(choice, config.tokenizer)
     if isinstance(tokenizer, EstimatedTokenizer):
         watcher.say("no --tokenizer: lengths and chunks are estimates, on the safe side")
     prompted = make_agent(config, tokenizer)
+    if isinstance(prompted.agent, MemAgent):
+        prompted.agent.check_window("?", window, choice.model)  # what has no room for this has none for any question
     identity = {
         **config.identity(),
         "model": Path(choice.model).name if Path(choice.model).exists() else choice.model,

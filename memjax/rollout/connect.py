@@ -71,8 +71,6 @@ def choose_model(model: str | None, url: str | None, environ: Mapping[str, str])
     Without `model` a service that serves exactly one is asked for it.
     """
     if url is None and model is not None and Path(model).exists():
-        if Path(model).is_dir() and not (Path(model) / "config.json").exists():
-            raise ValueError(f"there is no model in the directory {model}: it has no config.json")
         return LocalModel(model)
     url = url or environ.get("URL")
     if url:

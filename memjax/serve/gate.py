@@ -76,7 +76,7 @@ class Gate:
                 raise
         finally:
             route = getattr(scope.get("route"), "path", "none")
-            self._metrics.responses.labels(quote(route), str(status or "none")).inc()
+            self._metrics.responses.labels(quote(route, safe="/{}:"), str(status or "none")).inc()
 
     def _owner(self, path: str, headers: Headers) -> str:
         given = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")

@@ -104,6 +104,8 @@ def export(
 ) -> None:
     """Write the model of a run's last checkpoint, under way or stopped, as a Hugging Face directory.
 
+    A directory that an earlier export wrote is replaced; any other that holds something is refused.
+
     Example:
 
     memjax train export runs/tiny models/tiny

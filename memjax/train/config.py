@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from memjax.config import load_config
+from memjax.data.chunks import MIN_CHUNK_TOKENS
 from memjax.data.tiny import POLICIES, TinyTasks
 from memjax.train.optimizer import OptimizerConfig
 from memjax.train.packing import PackingConfig
@@ -54,7 +55,7 @@ class AgentConfig(_Part):
 
     question: int = Field(default=1024, ge=1)
     """Longest question."""
-    chunk: int = Field(default=5000, ge=16)
+    chunk: int = Field(default=5000, ge=MIN_CHUNK_TOKENS)
     """Document read per turn."""
     memory: int = Field(default=1024, ge=1)
     """Longest memory."""

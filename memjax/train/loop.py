@@ -145,6 +145,7 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
         batch = sampler.from_bytes(kept) if kept else None
         if position.step == 0:
             run.note(position, validator.run())
+        first, idle = position.step, 0  # steps that changed nothing
         while position.step < config.steps:
             started = time.perf_counter()
             batch = batch or _collect(run, sampler, learner, weights, position.tasks, started)
@@ -165,7 +166,13 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
                 path = config.out / "rollouts" / f"step_{position.step}.jsonl"
                 write_rollouts(path, batch.sampled, model.tokenizer.decode)
             run.finish_step(state, position, metrics, partial(sampler.to_bytes, following) if following else None)
+            idle += not batch.kept
             batch = following
+    if idle:
+        run.watcher.say(
+            f"{idle} of {config.steps - first} steps changed nothing: in each of their groups all answers had the same "
+            "reward. Harder or longer tasks, more rollout.samples or more rollout.refills give something to learn."
+        )
     return state
 
 

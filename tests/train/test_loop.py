@@ -106,6 +106,18 @@ def test_a_reference_is_the_model_that_the_run_began_with(finished: FinishedRun)
     assert 0 < first < second, "the policy moves away from it"
 
 
+def test_a_run_that_found_nothing_to_learn_says_so(finished: FinishedRun) -> None:
+    # Nobody who has not learned to read answers right, so every reward is 0 and every group is left out.
+    tasks = finished.config.out.parent / "tasks.jsonl"
+    config = tiny_run(
+        finished.config.out.parent / "idle", supervised=[], validation={}, steps=2, preset="dapo", data={"path": tasks}
+    )
+    witness = Witness()
+    train(config, witness)
+    (said,) = witness.said
+    assert said.startswith("2 of 2 steps changed nothing: in each of their groups all answers had the same reward.")
+
+
 def test_another_config_in_the_same_directory_is_refused(finished: FinishedRun) -> None:
     with pytest.raises(ValueError, match=r"holds a run with seed = 0, not 1"):
         train(finished.config.model_copy(update={"seed": 1}), stop=threading.Event())
