@@ -102,7 +102,10 @@ BAD = {
     "no model": (["ask", "What?", "{text}"], "no model given: --model takes"),
     "absent file": (["ask", "What?", "/absent.txt", "-m", "m"], "there is no file /absent.txt"),
     "absent model": (["ask", "What?", "{text}", "-m", "/absent"], "no model at '/absent': give a directory, a .gguf"),
-    "empty model directory": (["ask", "What?", "{text}", "-m", "{dir}"], "there is no model in the directory {dir}"),
+    "empty model directory": (
+        ["ask", "What?", "{text}", "-m", "{dir}"],
+        "no config.json in {dir}; is it a model directory?",
+    ),
     "unknown agent": (
         ["ask", "What?", "{text}", "--agent", "reader"],
         "--agent: Input should be 'memagent' or 'single'",

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from memjax.models.config import ModelOptions
 from memjax.plan.job import Job
+from memjax.train.logprobs import positions_at_once
 
 UPDATE, HAND_OVER, PREFILL, DECODE = "update", "weights to the engine", "prefill", "decode"
 
@@ -56,7 +57,7 @@ def update_parts(job: Job) -> dict[str, int]:
     one_layer = tokens * _layer_width(job) * width
     kept = tokens * shape.hidden_size * width if options.remat else one_layer
     vocabulary = shape.vocab_size // tensor
-    chunk = job.rows * min(job.model.logprob_options().chunk, job.packing.row_tokens)
+    chunk = job.rows * min(positions_at_once(job.topology.chip.platform), job.packing.row_tokens)
     return {
         "gradients": weights,
         "weights to multiply": weights * width // 4,

@@ -45,6 +45,8 @@ def install_handlers(app: FastAPI) -> None:
 def sentence(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors: where, what, and the value."""
     place = ".".join(str(part) for part in error["loc"] if part != "body") or "the body"
+    if error["type"] == "missing":
+        return f"{place} is missing"
     got = repr(error.get("input"))
     return f"{place}: {error['msg']}, got {got if len(got) <= 80 else got[:77] + '...'}"
 
@@ -54,12 +56,18 @@ async def _api_error(_: Request, error: Exception) -> JSONResponse:
     return error.response()
 
 
-async def _invalid(_: Request, error: Exception) -> JSONResponse:
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return ApiError(
             400, f"the body is not JSON ({first['ctx']['error']} at character {first['loc'][-1]})"
+        ).response()
+    sent_as = request.headers.get("content-type", "")
+    if first["loc"] == ("body",) and isinstance(first["input"], bytes) and "json" not in sent_as:
+        said = f"it says {sent_as}" if sent_as else "it does not say what it is"
+        return ApiError(
+            400, f"the body must be JSON and say so: {said}; send Content-Type: application/json"
         ).response()
     return ApiError(400, sentence(first)).response()
 

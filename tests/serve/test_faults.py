@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from contextlib import suppress
@@ -42,6 +43,8 @@ def changed(body: dict, **changes) -> dict:
         ("/v1/chat/completions", changed(CHAT, stop=[""]), 400, "stop string"),
         ("/v1/chat/completions", changed(CHAT, seed=1 << 70), 400, "seed"),
         ("/v1/chat/completions", changed(CHAT, top_logprobs=5), 400, "top_logprobs"),
+        ("/v1/chat/completions", {"messages": CHAT["messages"]}, 400, "model is missing"),
+        ("/v1/completions", {"model": "tiny", "prompt": "a", "logprobs": 2}, 400, "at most 1, got 2"),
         ("/v1/completions", {"model": "tiny", "prompt": ""}, 400, "prompt is empty"),
         ("/v1/completions", {"model": "tiny", "prompt": []}, 400, "prompt"),
         ("/v1/completions", {"model": "tiny", "prompt": [300]}, 400, "token ids must be in"),
@@ -80,6 +83,14 @@ def test_a_body_that_is_no_json_is_refused(server, content):
     )
     assert response.status_code == 400, response.text
     assert response.json()["error"]["message"]
+
+
+def test_a_body_that_does_not_say_that_it_is_json_is_told_how_to(server):
+    response = httpx.post(f"{server.url}/v1/chat/completions", content=json.dumps(CHAT).encode())
+    assert response.status_code == 400
+    assert "it does not say what it is; send Content-Type: application/json" in response.json()["error"]["message"]
+    form = httpx.post(f"{server.url}/generate", data={"token_ids": "1"})
+    assert "it says application/x-www-form-urlencoded; send" in form.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-30, 1e-6, 100.0])
