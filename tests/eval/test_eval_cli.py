@@ -19,6 +19,7 @@ from tests.eval.stub_service import serving
 
 HOTPOTQA = Path(__file__).parents[1] / "data" / "multihop" / "hotpotqa_40.json.gz"
 CONFIGS = Path(__file__).parents[2] / "configs" / "eval"
+TINY = Path(__file__).parents[2] / "memjax" / "assets" / "tiny"
 BUDGETS = ["--question-tokens", "64", "--chunk-tokens", "96", "--memory-tokens", "128", "--answer-tokens", "64"]
 
 
@@ -160,6 +161,8 @@ def test_a_directory_made_with_other_budgets_is_refused(tmp_path, tasks):
         (["file", "--out", "o", "--data", "tasks=r.jsonl"], "there is no file r.jsonl, which --data tasks=PATH names"),
         (["file", "--out", "o", "--data", "tasks=."], "there is no file ., which --data tasks=PATH names"),
         (["report", "nowhere"], "nowhere has no config.json"),
+        (["smoke", "--out", "o", "--model", str(TINY)], "tokens, but the window of"),
+        (["smoke", "--out", "o", "--model", "."], "no config.json in .; is it a model directory?"),
     ],
 )
 def test_bad_usage_ends_with_one_sentence_and_code_2(tmp_path, monkeypatch, arguments, message):

@@ -35,6 +35,16 @@ def test_a_run_is_reported_with_hand_worked_numbers_in_the_order_of_its_lengths(
     )
 
 
+def test_a_run_that_is_not_finished_is_named(tmp_path):
+    part = write(tmp_path / "part", {SHORT: [1.0]})
+    with ResultsDirectory(tmp_path / "whole", CONFIG) as results:
+        results.append(row(0, 1.0, cell=SHORT))
+        results.finish()
+    note = scores_table([part, load_run(tmp_path / "whole")]).note
+    assert note.endswith("Not finished, so that only the samples done so far count: part.")
+    assert "Not finished" not in scores_table([load_run(tmp_path / "whole")]).note
+
+
 def test_runs_are_compared_on_the_samples_that_they_share(tmp_path):
     a = write(tmp_path / "a", {SHORT: [1.0, 0.0, 0.0, 0.0]})
     b = write(tmp_path / "b", {SHORT: [1.0, 1.0, 1.0], LONG: [1.0]})
