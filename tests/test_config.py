@@ -53,7 +53,11 @@ def test_a_wrong_override_is_refused(override, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("a: [", "is not YAML"), ("- 1", "must hold keys and values, got a list")]
+    ("text", "message"),
+    [
+        ("b: 1\na: c: d", r"c.yaml, line 2, column 5 is not YAML: mapping values"),
+        ("- 1", "must hold keys and values, got a list"),
+    ],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path, text, message):
     path = tmp_path / "c.yaml"

@@ -143,14 +143,14 @@ def make_update(
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["actor/loss"])
         before = state.params, state.opt_state, state.step
 
-        def made(before: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
+        def updated(before: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
             params, opt_state, step = before
             updates, opt_state = transform.update(clip_by_norm(grads, norm, optimizer.clip_norm), opt_state, params)
             return optax.apply_updates(params, updates), opt_state, step + 1
 
         with jax.named_scope("optimizer"):
             # A choice between old and new arrays would keep both; a branch updates in place.
-            params, opt_state, step = jax.lax.cond(finite & (tokens > 0), made, lambda before: before, before)
+            params, opt_state, step = jax.lax.cond(finite & (tokens > 0), updated, lambda before: before, before)
         skipped = state.skipped + ~finite
         metrics |= {
             "actor/grad_norm": norm,
