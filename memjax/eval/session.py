@@ -74,7 +74,8 @@ async def evaluate(config: EvalConfig, watcher: Watcher) -> dict[str, Any]:
         results = stack.enter_context(ResultsDirectory(config.out, identity))
         maker = TaskMaker(config, tokenizer, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         stack.callback(maker.close)
-        make_evaluate = partial(open_evaluator, config, choice, commit(), digest(identity))
+        length = min(conversation_tokens(config), window or sys.maxsize)
+        make_evaluate = partial(open_evaluator, config, choice, length, commit(), digest(identity))
         if config.ray:
             await _run_on_ray(config, cells, make_evaluate, maker, results, watcher)
         else:
@@ -89,13 +90,13 @@ async def evaluate(config: EvalConfig, watcher: Watcher) -> dict[str, Any]:
 def open_evaluator(
     config: EvalConfig,
     choice: ModelChoice,
+    length: int,
     commit: str,
     config_hash: str,
     tokenizer: AnyTokenizer | None = None,
 ) -> Evaluator:
-    """The evaluator of a config with its model ready, in this process."""
+    """The evaluator of a config with its model ready for conversations of `length` tokens, in this process."""
     tokenizer = tokenizer or load_tokenizer(choice, config.tokenizer)
-    length = min(conversation_tokens(config), choice.trained_window() or sys.maxsize)
     return Evaluator(
         client=open_client(choice, tokenizer, length=length, slots=config.concurrency, dtype=None),
         agent=make_agent(config, tokenizer).agent,
