@@ -17,10 +17,9 @@ from typing import Annotated
 import jax.numpy as jnp
 import typer
 
-from memjax.agents.base import Budgets
 from memjax.agents.memagent import MemAgent
-from memjax.agents.prompt_files import load_memory_prompts
 from memjax.data.tiny import ASSETS, BUDGETS, WINDOW, TinyTasks
+from memjax.episodes.run import run_episode
 from memjax.eval.statistics import wilson
 from memjax.rewards.answers import extract_answer
 from memjax.rollout.local import LocalClient
@@ -78,19 +77,18 @@ def measure(model: Path, chunks: int, documents: int, temperature: float, hops: 
 
 async def _read_all(model: Path, tasks: Iterator[Task], temperature: float, seed: int) -> tuple[int, int]:
     async with LocalClient.load(model, max_length=WINDOW, slots=SLOTS, dtype=jnp.float32) as client:
-        agent = MemAgent(
-            client.tokenizer,
-            load_memory_prompts("memory_first", ASSETS / "prompts"),
-            Budgets(**BUDGETS),
-            SamplingParams(temperature=temperature, seed=seed),
-        )
+        agent = MemAgent(**BUDGETS, prompts=ASSETS / "prompts")
+        sampling = SamplingParams(temperature=temperature, seed=seed)
 
         async def work() -> list[tuple[Task, Trajectory]]:
-            return [(task, await agent.run(task, client)) for task in tasks]  # takes the next one when it is free
+            return [  # takes the next one when it is free
+                (task, await run_episode(agent, task, client, client.tokenizer, sampling, keep_turns=False))
+                for task in tasks
+            ]
 
         read = [pair for pairs in await asyncio.gather(*(work() for _ in range(SLOTS))) for pair in pairs]
     right = sum(extract_answer(trajectory.answer) in task.answers for task, trajectory in read)
-    return right, sum(len(trajectory.conversations) for _, trajectory in read)
+    return right, sum(int(trajectory.counters.get("model_calls", 0)) for _, trajectory in read)
 
 
 def _key(cell: dict[str, object]) -> tuple[object, ...]:

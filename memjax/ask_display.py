@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -12,18 +12,20 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.rule import Rule
 from rich.text import Text
 
-from memjax.ask import Step
+from memjax.data.chunks import Chunk
+from memjax.episodes.episode import Turn
+from memjax.trajectory import Trajectory
 
 
 class AskDisplay:
     """Progress on standard error: a bar on a terminal, lines elsewhere; with `show_memory` every memory as well."""
 
-    def __init__(self, console: Console, *, chunk_tokens: int, show_memory: bool, compiles: bool) -> None:
+    def __init__(self, console: Console, questions: Sequence[str], *, show_memory: bool, compiles: bool) -> None:
         """`compiles`: the first chunk takes longer, because the model's programs are compiled for it."""
-        self._console = console
-        self._chunk_tokens = chunk_tokens
-        self._show_memory = show_memory
+        self._console, self._questions, self._show_memory = console, questions, show_memory
         self._begin = "reading; the first chunk also compiles" if compiles else "reading"
+        self._done = [0] * len(questions)  # chunks read by question
+        self._replayed = 0
         self._first_done: float | None = None  # the rate counts from here: what comes before is start-up
         self._tokens = 0  # read since then
         self._progress = Progress(
@@ -34,10 +36,11 @@ class AskDisplay:
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Say what is done inside."""
-        if not self._console.is_terminal:
+        if self._console.is_terminal:
+            self._progress.update(self._task, description=what)
+        else:
             self._console.print(what, highlight=False, soft_wrap=True)
-        with self._console.status(what):
-            yield
+        yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -53,33 +56,55 @@ class AskDisplay:
         """Say something that a waiting person should know."""
         self._console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
-    def step(self, step: Step) -> None:
-        """Show one step."""
-        if step.chunk is None:
+    def turn(self, question: int, turn: Turn, memory: str) -> None:
+        """Show one turn of one question; progress is that of the slowest."""
+        self._replayed += turn.replayed
+        chunk = turn.chunk
+        if chunk is None or turn.replayed:
             return
-        line = self._line(step)
-        if self._console.is_terminal:
-            done, total = step.state.document_tokens, step.chunk.document_tokens
-            self._progress.update(self._task, description=line, completed=done, total=total)
-        else:
-            self._console.print(line, highlight=False)
+        before = min(self._done)
+        self._done[question] = max(self._done[question], chunk.index + 1)
         if self._show_memory:
-            self._print_memories(step)
+            about = f": {self._questions[question]}" if len(self._questions) > 1 else ""
+            self._console.print(Rule(Text(f"memory after chunk {chunk.index + 1}{about}"), align="left", style="dim"))
+            self._console.print(Text(memory.strip() or "(nothing yet)"))
+        if min(self._done) > before or len(self._questions) == 1:
+            self._show(chunk)
 
-    def _line(self, step: Step) -> str:
-        assert step.chunk is not None
-        done, total = step.state.document_tokens, step.chunk.document_tokens
-        number = step.chunk.index + 1
-        chunks = number + -(-(total - done) // self._chunk_tokens)
-        parts = [f"chunk {number} of {'' if done == total else 'about '}{chunks}"]
-        rate = self._rate(len(step.chunk.ids))
+    def summarise(self, trajectories: Sequence[Trajectory], chunks: int) -> None:
+        """What the run took, and what was not read again."""
+        tokens = int(sum(one.counters["document_tokens"] for one in trajectories)) // len(trajectories)
+        seconds = max(one.seconds for one in trajectories)
+        read = _counted(chunks, "chunk") if chunks else "one turn"
+        calls = int(sum(one.counters["model_calls"] for one in trajectories))
+        replayed = (
+            f"{self._replayed} of {_counted(calls, 'call')} replayed from the journal. " if self._replayed else ""
+        )
+        line = f"{tokens} document tokens in {read}, {seconds:.1f} s, {tokens / max(seconds, 1e-9):.0f} tokens/s."
+        self._console.print(replayed + line, style="dim", highlight=False)
+        if cut := int(sum(one.counters.get("truncated_memories", 0) for one in trajectories)):
+            self._console.print(
+                f"{_counted(cut, 'memory', 'memories')} ended at the memory budget; --memory-tokens raises it.",
+                style="dim",
+            )
+
+    def _show(self, chunk: Chunk) -> None:
+        done, total = chunk.start_token + len(chunk.ids), chunk.document_tokens
+        number = chunk.index + 1
+        chunks = number if done >= total else number + -(-(total - done) * number // done)
+        parts = [f"chunk {number} of {'' if done >= total else 'about '}{chunks}"]
+        rate = self._rate(len(chunk.ids))
         if rate is not None:
             parts.append(f"{rate:.0f} tokens/s")
-        if done == total:
+        if done >= total:
             parts.append("answering")
         elif rate is not None:
             parts.append(f"{timedelta(seconds=round((total - done) / rate))} left")
-        return ", ".join(parts)
+        line = ", ".join(parts)
+        if self._console.is_terminal:
+            self._progress.update(self._task, description=line, completed=done, total=total)
+        else:
+            self._console.print(line, highlight=False)
 
     def _rate(self, tokens: int) -> float | None:
         """Tokens per second with the chunk just read; None at the first, whose time is also that of starting up."""
@@ -90,10 +115,6 @@ class AskDisplay:
         self._tokens += tokens
         return self._tokens / max(now - self._first_done, 1e-9)
 
-    def _print_memories(self, step: Step) -> None:
-        assert step.chunk is not None
-        several = len(step.state.readings) > 1
-        for reading in step.state.readings:
-            title = f"memory after chunk {step.chunk.index + 1}" + (f": {reading.question}" if several else "")
-            self._console.print(Rule(Text(title), align="left", style="dim"))
-            self._console.print(Text(reading.memory_text.strip() or "(nothing yet)"))
+
+def _counted(number: int, one: str, several: str | None = None) -> str:
+    return f"{number} {one if number == 1 else several or one + 's'}"

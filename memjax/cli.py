@@ -108,8 +108,9 @@ def ask(
         str | None,
         typer.Option(
             "--agent",
-            metavar="memagent|single",
-            help="memagent reads in chunks with a memory; single shows the whole text at once. [default: memagent]",
+            metavar="NAME",
+            help="memagent reads in chunks with a memory; single shows the whole text at once; single-truncated, "
+            "no-context and oracle are the baselines of the evaluation. [default: memagent]",
             rich_help_panel="Reading",
         ),
     ] = None,
@@ -153,36 +154,29 @@ def ask(
     json_output: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Output")
     ] = False,
-    trace: Annotated[
+    journal: Annotated[
         Path | None,
         typer.Option(
-            "--trace", metavar="FILE", help="Write every prompt and reply, a JSON line each.", rich_help_panel="Output"
-        ),
-    ] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            "--state",
+            "--journal",
             metavar="FILE",
-            help="Where to keep the state [default: ~/.local/state/memjax/ask/]",
+            help="Where to keep the journal [default: a file per question in ~/.local/state/memjax/journals/]",
             rich_help_panel="Resuming",
         ),
     ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            metavar="STATE",
-            help="Go on with an interrupted reading; needs no other argument.",
-            rich_help_panel="Resuming",
-        ),
-    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Empty the journal first: read everything again.", rich_help_panel="Resuming"),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Ask one or more QUESTIONs about FILEs of any length.
 
     The model reads the text chunk by chunk, rewriting a short memory, and answers from the memory. The answer goes to
     standard output, progress to standard error. Budgets that you leave out shrink where the model's window is small.
+
+    Every call of the model is kept in a journal. After Ctrl-C, a kill or a failure the same command continues where it
+    stopped; after more text was added only the new text is read; another question costs that question. `memjax view
+    JOURNAL` shows how the memory changed, `memjax journal list` what is kept.
 
     Examples:
 
@@ -192,28 +186,30 @@ def ask(
 
         cat server.log | memjax ask "What failed first?" - --url http://localhost:8000/v1 -m my-model --json
 
-        memjax ask --resume ~/.local/state/memjax/ask/20260102-030405-678.json
+        memjax ask "Who is the killer?" book.txt -m model.gguf --journal killer.jsonl; memjax view killer.jsonl
     """
     with _termination_as_interrupt(), errors_as_sentences(debug):
-        from memjax.ask_session import Output, run_ask
+        from memjax.ask import Output, run_ask
 
-        given = {
+        given: dict[str, Any] = {
             "files": files,
             "model": model,
             "url": url,
             "tokenizer": tokenizer,
-            "agent": agent,
-            "question_tokens": question_tokens,
-            "chunk_tokens": chunk_tokens,
-            "memory_tokens": memory_tokens,
-            "answer_tokens": answer_tokens,
-            "layout": layout,
-            "prompts": prompts,
             "temperature": temperature,
             "top_p": top_p,
             "seed": seed,
             "dtype": dtype,
             "slots": slots,
+        }
+        of_agent = {
+            "name": agent,
+            "question": question_tokens,
+            "chunk": chunk_tokens,
+            "memory": memory_tokens,
+            "answer": answer_tokens,
+            "layout": layout,
+            "prompts": prompts,
         }
         questions = [question] if question is not None else []
         if more_questions and question is not None and _names_a_file(question):
@@ -223,7 +219,8 @@ def ask(
                 f'there is no file {files[0]}: the question comes first, memjax ask "{files[0]}" {question}'
             )
         given["questions"] = [*questions, *(more_questions or [])] or None
-        run_ask(given, state, resume, Output(json=json_output, show_memory=show_memory, trace=trace))
+        output = Output(json=json_output, show_memory=show_memory, journal=journal, fresh=fresh)
+        run_ask(given, of_agent, output)
 
 
 @app.command()
@@ -253,7 +250,7 @@ def quickstart(
 
             run_tiny_quickstart()
             return
-        from memjax.ask_session import run_quickstart
+        from memjax.quickstart import run_quickstart
 
         run_quickstart(model, url, tokenizer)
 
@@ -352,7 +349,7 @@ def view(
         memjax ask "Who is the killer?" book.txt --model MODEL --trace trace.jsonl; memjax view trace.jsonl
     """
     with errors_as_sentences(debug):
-        from memjax.serve.trace_view import run_view
+        from memjax.serve.journal_view import run_view
 
         run_view(trace, port, browser=browser)
 
@@ -373,9 +370,16 @@ def convert(
         memjax convert model-q4_k_m.gguf ./model-hf
     """
     with errors_as_sentences(debug):
-        from memjax.ask_session import run_convert
+        from rich.console import Console
 
-        run_convert(source, target, dtype)
+        from memjax.checkpoint import convert as write_model
+
+        if dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"--dtype must be float32 or bfloat16, got {dtype!r}")
+        console = Console(stderr=True)
+        with console.status(f"converting {source}") as status:
+            write_model(source, target, dtype, lambda done, n, name: status.update(f"{done} of {n} tensors, {name}"))
+        console.print(f"{target} is written.")
 
 
 def _mount(name: str, module: str, summary: str) -> None:
@@ -393,6 +397,7 @@ def _mount(name: str, module: str, summary: str) -> None:
 
 _mount("eval", "memjax.eval.__main__", "Measure how well a model reads long documents, and compare runs.")
 _mount("train", "memjax.train.__main__", "Train a memory agent from a config, and report on a run.")
+_mount("journal", "memjax.journals", "List, show and remove the journals of `memjax ask`.")
 _mount("data", "memjax.data.__main__", "Make RULER and long multi-hop tasks of any length.")
 _mount("plan", "memjax.plan.__main__", "Say whether a training run fits on a slice that need not be there.")
 

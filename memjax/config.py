@@ -40,18 +40,25 @@ def load_config(
     values = {**(_read_yaml(path) if path else {}), **given}
     for override in overrides:
         _set(values, override)
-    unknown = sorted(set(_leaves(values, cls)) - set(known := _keys(cls)))
+    unknown = sorted(set(_leaves(values, cls)) - set(known := _keys(cls, values)))
     if unknown:
         raise ValueError(_unknown_key(unknown[0], known, path))
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise _config_error(error.errors()[0]) from None
+        raise _config_error(error.errors()[0], cls) from None
 
 
-def _config_error(error: Any) -> ConfigError:
+def _config_error(error: Any, cls: type[BaseModel]) -> ConfigError:
     """What one pydantic error says."""
-    key = ".".join(map(str, error["loc"]))
+    path = list(error["loc"])
+    field = cls.model_fields.get(str(path[0])) if path else None
+    if field and field.discriminator and len(path) > 1:
+        del path[1]  # pydantic names the variant of a union there, which is no key
+    key = ".".join(map(str, path))
+    if error["type"] == "union_tag_invalid":
+        found = error["ctx"]
+        return ConfigError(key, f"there is no {key} {found['tag']!r}: choose one of {found['expected_tags']}")
     if error["type"] == "value_error":  # raised by a validator of ours: a sentence, and the input may be everything
         return ConfigError(key, str(error["ctx"]["error"]))
     if error["type"] == "missing":
@@ -95,29 +102,36 @@ def _set(values: dict[str, Any], override: str) -> None:
 def _leaves(values: Mapping[str, Any], cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """The dotted keys of the values, down to where `cls` has models."""
     for key, value in values.items():
-        inner = _model_of(cls, key)
+        inner = _model_of(cls, key, values)
         if inner is not None and isinstance(value, Mapping):
             yield from _leaves(value, inner, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
 
 
-def _keys(cls: type[BaseModel], prefix: str = "") -> list[str]:
-    """Every dotted key that `cls` takes."""
+def _keys(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Every dotted key that `cls` takes; of a part that has variants, those of the variant that `values` name."""
     keys = []
     for name in cls.model_fields:
         keys.append(f"{prefix}{name}")
-        inner = _model_of(cls, name)
+        inner = _model_of(cls, name, values)
         if inner is not None:
-            keys += _keys(inner, f"{prefix}{name}.")
+            given = values.get(name)
+            keys += _keys(inner, given if isinstance(given, Mapping) else {}, f"{prefix}{name}.")
     return keys
 
 
-def _model_of(cls: type[BaseModel], name: str) -> type[BaseModel] | None:
+def _model_of(cls: type[BaseModel], name: str, values: Mapping[str, Any]) -> type[BaseModel] | None:
+    """The model of a field, X or X | None; of a union with names, the variant that `values` name or the first."""
     field = cls.model_fields.get(name)
     annotation = field.annotation if field else None
-    candidates = (annotation, *getattr(annotation, "__args__", ()))  # X or X | None
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    candidates = (annotation, *getattr(annotation, "__args__", ()))
+    models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+    if field and isinstance(field.discriminator, str):
+        given = values.get(name)
+        chosen = given.get(field.discriminator) if isinstance(given, Mapping) else None
+        models = [m for m in models if m.model_fields[field.discriminator].default == chosen] or models
+    return next(iter(models), None)
 
 
 def _unknown_key(key: str, known: Sequence[str], path: Path | None) -> str:

@@ -121,6 +121,14 @@ class Tokenizer:
         """What one id adds to the text: nothing for control tokens and for ids that the vocabulary lacks."""
         return self._bytes_by_id[token_id] if 0 <= token_id < self.size else b""
 
+    def pieces_of(self, ids: Sequence[int]) -> list[bytes]:
+        """What each id adds to the text."""
+        return [self._bytes_by_id[token_id] for token_id in ids]
+
+    def ids_of(self, pieces: Sequence[bytes]) -> list[int]:
+        """The ids of which `pieces_of` gave the bytes; control tokens, which have none, cannot be found again."""
+        return [self._ids_by_bytes[piece] for piece in pieces]
+
     def char_boundary(self, ids: Sequence[int], n: int) -> int:
         """The largest k <= n such that ids[:k] does not end inside a UTF-8 character."""
         k = min(n, len(ids))
@@ -170,6 +178,11 @@ class Tokenizer:
             elif token_id not in self._special_ids:
                 table[token_id] = token.encode()
         return table
+
+    @cached_property
+    def _ids_by_bytes(self) -> dict[bytes, int]:
+        plain = self._plain.get_vocab().values()  # an added token may read like a plain one, which text never becomes
+        return {self._bytes_by_id[token_id]: token_id for token_id in plain}
 
     def _last_bytes(self, ids: Sequence[int], end: int) -> bytes:
         tail, start = b"", end

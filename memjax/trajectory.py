@@ -9,7 +9,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
-ConversationKind = Literal["memory", "final", "turn"]
 
 
 @runtime_checkable
@@ -99,12 +98,12 @@ class Completion:
 
 @dataclass(frozen=True)
 class Conversation:
-    """One independent context window: prompt and sampled tokens, in order."""
+    """One context window: prompt and sampled tokens, in order; several turns where a prompt extends it."""
 
     token_ids: np.ndarray  # int32 [T]
     loss_mask: np.ndarray  # bool [T], True where the model sampled the token
     logprobs: np.ndarray  # float32 [T], 0 where loss_mask is False
-    kind: ConversationKind
+    kind: str  # of its last turn, as the agent calls it: memory, final, ...
     truncated: bool = False  # the last reply was cut at its token limit
 
     def __post_init__(self) -> None:
@@ -114,24 +113,12 @@ class Conversation:
                 f"{len(self.token_ids)}, {len(self.loss_mask)}, {len(self.logprobs)}"
             )
 
-    @classmethod
-    def from_completion(cls, completion: Completion, kind: ConversationKind) -> Conversation:
-        """The conversation that one prompt and its completion make."""
-        prompt, sampled = completion.prompt_ids, completion.token_ids
-        return cls(
-            token_ids=np.concatenate([prompt, sampled]).astype(np.int32),
-            loss_mask=np.concatenate([np.zeros(len(prompt), bool), np.ones(len(sampled), bool)]),
-            logprobs=np.concatenate([np.zeros(len(prompt), np.float32), completion.logprobs]).astype(np.float32),
-            kind=kind,
-            truncated=completion.finish_reason == "length",
-        )
-
 
 @dataclass(frozen=True)
 class Trajectory:
-    """All conversations that one attempt at a task took, and what came of it.
+    """What an episode leaves: its conversations, its answer, its reward.
 
-    A failed attempt is a result like any other: `error` says why, `answer` is empty, the reward is zero.
+    A failed episode is a result like any other: `error` says why, `answer` is empty, the reward is zero.
     """
 
     task_id: str
@@ -140,5 +127,6 @@ class Trajectory:
     answer: str
     reward: float | None = None
     error: str | None = None
-    timings: Mapping[str, float] = field(default_factory=dict)  # seconds by stage
-    counters: Mapping[str, float] = field(default_factory=dict)  # document_tokens, model_calls, truncations, ...
+    counters: Mapping[str, float] = field(default_factory=dict)  # document_tokens, model_calls, truncated_tokens, ...
+    seconds: float = 0.0  # from the first call to the answer
+    failure: Exception | None = field(default=None, compare=False, repr=False)  # what `error` tells of

@@ -26,8 +26,8 @@ def append_line(file: IO[bytes], row: Mapping[str, Any]) -> None:
     os.fsync(file.fileno())
 
 
-def drop_torn_line(file: Path) -> None:
-    """Cut off the half line that a kill in the middle of a write leaves."""
+def drop_torn_line(file: Path) -> bool:
+    """Cut off the half line that a kill in the middle of a write leaves; whether there was one."""
     with file.open("r+b") as lines:
         end = lines.seek(0, os.SEEK_END)
         keep = end
@@ -41,3 +41,4 @@ def drop_torn_line(file: Path) -> None:
             keep = start
         if keep < end:
             lines.truncate(keep)
+    return keep < end

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from typer.testing import CliRunner
 
 from memjax import quickstart
-from memjax.agents.base import Budgets
 from memjax.agents.memagent import MemAgent
-from memjax.agents.prompt_files import load_memory_prompts
 from memjax.cli import app
 from memjax.data.tiny import ASSETS, BUDGETS, WINDOW, TinyTasks, model_config, write_tokenizer
+from memjax.episodes.run import run_episode
 from memjax.rewards.answers import extract_answer
 from memjax.rollout.local import LocalClient
 from memjax.trajectory import SamplingParams
@@ -30,9 +29,9 @@ def test_the_bundle_has_the_words_and_the_shape_of_the_task(tmp_path):
 async def test_the_bundled_model_answers_what_it_was_trained_for():
     tasks = [TinyTasks(min_chunks=16, max_chunks=16, seed=2000).task(i) for i in range(32)]
     async with LocalClient.load(ASSETS, max_length=WINDOW, slots=32, dtype=jnp.float32) as client:
-        prompts = load_memory_prompts("memory_first", ASSETS / "prompts")
-        agent = MemAgent(client.tokenizer, prompts, Budgets(**BUDGETS), SamplingParams(temperature=0.0))
-        read = await asyncio.gather(*(agent.run(task, client) for task in tasks))
+        agent = MemAgent(**BUDGETS, prompts=ASSETS / "prompts")
+        greedy = SamplingParams(temperature=0.0, seed=0)
+        read = await asyncio.gather(*(run_episode(agent, task, client, client.tokenizer, greedy) for task in tasks))
     right = [extract_answer(t.answer) in task.answers for t, task in zip(read, tasks, strict=True)]
     assert sum(right) >= 30
 

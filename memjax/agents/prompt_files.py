@@ -27,6 +27,11 @@ class Template:
 
     pieces: tuple[str, ...]
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the slots, in order."""
+        return self.pieces[1::2]
+
     @classmethod
     def parse(cls, text: str, source: str, slots: frozenset[str]) -> Template:
         """Read a text in which {name} is a slot and every other brace stands for itself."""
@@ -70,9 +75,9 @@ class MemoryPrompts:
 
 @dataclass(frozen=True)
 class SinglePrompt:
-    """The prompt that shows the whole text at once."""
+    """The prompt of an agent with one turn."""
 
-    answer: Template  # {question}, {text}
+    answer: Template  # {question} and, where a text is shown, {text}
 
     @property
     def digest(self) -> str:
@@ -100,13 +105,13 @@ def load_memory_prompts(layout: str = "memory_first", path: str | Path | None = 
         raise ValueError(f"{path} holds no prompts: give a directory with {_FILE_NAMES}, or a MemAgent .py file")
     if layout not in LAYOUTS:
         raise ValueError(f"the layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    return _from_texts({name: _bundled(layout, name) for name in _FILES}, layout)
+    return _from_texts({name: _bundled(f"memagent/{layout}", name) for name in _FILES}, layout)
 
 
-def load_single_prompt() -> SinglePrompt:
-    """Our prompt for the whole text in one window."""
-    text = _bundled("single", "answer")
-    return SinglePrompt(Template.parse(text, "single/answer.txt", frozenset({"question", "text"})))
+def load_single_prompt(agent: str = "single") -> SinglePrompt:
+    """Our prompt for the whole text in one window, or for no text (`no_context`)."""
+    slots = frozenset({"question", "text"} if agent == "single" else {"question"})
+    return SinglePrompt(Template.parse(_bundled(agent, "answer"), f"{agent}/answer.txt", slots))
 
 
 _FILES = ("memory", "final", "no_memory")

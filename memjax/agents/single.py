@@ -1,87 +1,83 @@
-"""The baseline: the whole text in one window."""
+"""The baselines with one turn: the whole text in the window, or as much of its two ends as fits."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
-from memjax.agents.base import (
-    JOINT_TOKENS,
-    AgentTokenizer,
-    Budgets,
-    Turn,
-    conversations_of,
-    generation_counters,
-    question_tokens,
-    take_turn,
-    turn_params,
-)
+from memjax.agents.config import AgentConfig, template_tokens
 from memjax.agents.prompt_files import SinglePrompt, load_single_prompt
-from memjax.data.chunks import neutralise, read_chunks
-from memjax.rollout.client import Client, ClientError
-from memjax.trajectory import SamplingParams, Task, TextSource, Trajectory
+from memjax.data.chunks import MIN_CHUNK_TOKENS
+from memjax.episodes.episode import Episode, EpisodeTokenizer
+from memjax.trajectory import Task
+
+_TOKENS_AT_ONCE = 4096  # in which a text is taken in
 
 
-@dataclass(frozen=True)
-class SingleAgent:
-    """Shows the model the whole text and the question at once; a text past the window is refused.
+class Single(AgentConfig):
+    """Shows the model the whole text and the question at once; a text past the window is refused."""
 
-    Of the budgets only question and answer count; `sampling.max_tokens` gives way to the latter.
-    """
+    name: Literal["single"] = "single"
 
-    tokenizer: AgentTokenizer
-    prompt: SinglePrompt = field(default_factory=load_single_prompt)
-    budgets: Budgets = field(default_factory=Budgets)
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-
-    def window_needed(self, text_tokens: int, question: str) -> int:
-        """The tokens of the conversation about a question, prompt and reply together."""
-        asked = question_tokens(question, self.budgets.question, self.tokenizer)
-        empty = self.prompt.answer.fill({"question": "", "text": ""})
-        template = len(self.tokenizer.render(empty.messages)) + JOINT_TOKENS
-        return text_tokens + asked + self.budgets.answer + template
-
-    def fitting_text(self, source: str | TextSource, question: str, window: int | None, model: str) -> tuple[int, ...]:
-        """The ids of the whole text; ValueError, with the numbers, where it does not fit the window of the model."""
-        beside = self.window_needed(0, question)
-        room = None if window is None else window - beside
+    async def __call__(self, task: Task, episode: Episode) -> str:
+        """Answer from the text."""
+        room, total = self.room(task, episode), 0
         ids: list[int] = []
-        total = 0
-        for chunk in read_chunks(source, self.tokenizer, self.budgets.chunk, tags=self.prompt.tags):
+        async for chunk in episode.chunks(task.context, _TOKENS_AT_ONCE, tags=self.prompt.tags):
             total += len(chunk.ids)
             if room is None or total <= room:
-                ids.extend(chunk.ids)
+                ids += chunk.ids
         if room is not None and total > room:
             raise ValueError(
-                f"the text has {total} tokens, but beside the question and an answer of {self.budgets.answer} the "
-                f"window of {model} ({window}) holds {max(0, room)}: read it with the memagent agent"
+                f"the text has {total} tokens, but beside the question and an answer of {self.answer} the window of "
+                f"{episode.model} ({episode.window}) holds {max(0, room)}: read it with the memagent agent"
             )
-        return tuple(ids)
+        return await self.answered(tuple(ids), task, episode)
 
-    async def answer(self, ids: tuple[int, ...], question: str, client: Client) -> Turn:
-        """Answer from the text."""
-        prompt = self.prompt.answer.fill({"question": neutralise(question, self.prompt.tags), "text": ids})
-        params = turn_params(self.sampling, self.budgets.answer, question, step=0)
-        return await take_turn(client, prompt, params, "final")
+    async def answered(self, ids: tuple[int, ...], task: Task, episode: Episode) -> str:
+        """The reply to the question beside the text with these ids."""
+        question = self.asked(task, episode.tokenizer, self.prompt.tags)
+        prompt = self.prompt.answer.fill({"question": question, "text": ids})
+        return (await episode.chat(prompt, max_tokens=self.answer, kind="final")).text
 
-    async def run(self, task: Task, client: Client) -> Trajectory:
-        """Answer the task; a failure is a trajectory that says so."""
-        turns: list[Turn] = []
-        answer, error, tokens = "", None, 0
-        started = time.perf_counter()
-        try:
-            ids = self.fitting_text(task.context, task.question, client.window, client.model)
-            tokens = len(ids)
-            turns.append(await self.answer(ids, task.question, client))
-            answer = turns[-1].completion.text
-        except (ValueError, ClientError) as failure:  # one task that cannot be worked must not end the others
-            error = str(failure)
-        return Trajectory(
-            task_id=task.id,
-            group_id=task.group or task.id,
-            conversations=conversations_of(turns),
-            answer=answer,
-            error=error,
-            timings={"answering": time.perf_counter() - started},
-            counters={"document_tokens": tokens} | generation_counters(turns),
-        )
+    def room(self, task: Task, episode: Episode) -> int | None:
+        """The tokens of the window that are left for text; None where the window is not known."""
+        if episode.window is None:
+            return None
+        return episode.window - sum(self.longest_turn(task.question, episode.tokenizer).values())
+
+    def longest_turn(self, question: str, tokenizer: EpisodeTokenizer, document_tokens: int = 0) -> dict[str, int]:
+        """The parts of the only turn."""
+        asked = self.question_tokens(question, tokenizer)
+        template = template_tokens(self.prompt.answer, tokenizer)
+        return {"text": document_tokens, "question": asked, "answer": self.answer, "prompt": template}
+
+    @cached_property
+    def prompt(self) -> SinglePrompt:
+        """The prompt."""
+        return load_single_prompt()
+
+    @property
+    def prompt_hash(self) -> str:
+        """A hash of every word of the prompt."""
+        return self.prompt.digest
+
+
+class SingleTruncated(Single):
+    """As `single`, but a text longer than the window loses its middle, as in the baselines of the published tables."""
+
+    name: Literal["single-truncated"] = "single-truncated"  # type: ignore[assignment]
+
+    async def __call__(self, task: Task, episode: Episode) -> str:
+        """Answer from the two ends of the text; the tokens left out are counted as `truncated_tokens`."""
+        room = self.room(task, episode)
+        if room is None:
+            raise ValueError(f"the window of {episode.model} is not known, so no text can be cut to it: give --window")
+        if room < MIN_CHUNK_TOKENS:
+            raise ValueError(
+                f"the window of {episode.model} ({episode.window} tokens) leaves {room} for a text: raise --window"
+            )
+        ids: tuple[int, ...] = ()
+        async for chunk in episode.chunks(task.context, room, tags=self.prompt.tags, max_chunks=1):
+            ids = chunk.ids
+        return await self.answered(ids, task, episode)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
 
-from memjax.data.documents import Document
+from memjax.data.documents import Document, Series
 from memjax.trajectory import TextSource
 
 MIN_CHUNK_TOKENS = 16
@@ -52,14 +52,18 @@ def read_chunks(
 ) -> Iterator[Chunk]:
     """Yield the document in chunks of at most `size` tokens that never end inside a character.
 
-    `tags` are the tag names of the prompt; the document's own use of them is neutralised. With `max_chunks` a longer
+    `tags` are the tag names of the prompt; the document's own use of them is escaped. With `max_chunks` a longer
     document loses its middle: `start_token` then jumps, and the tokens lost are `document_tokens` less those yielded.
-    Without it memory use does not depend on the length of the document.
+    Without it memory use does not depend on the length of the document. Each document of a `Series` is then cut by
+    itself, so its last chunk may be short; numbers and start tokens run on.
     """
     if size < MIN_CHUNK_TOKENS:
         raise ValueError(f"a chunk must hold at least {MIN_CHUNK_TOKENS} tokens, got {size}")
+    if isinstance(source, Series) and max_chunks is None:
+        yield from _cut_each(source.documents, tokenizer, size, tags)
+        return
     extent = _Extent()
-    ids = tokenizer.encode_stream(neutralised(extent.watch(source), tags))
+    ids = tokenizer.encode_stream(escaped_tags(extent.watch(source), tags))
     if max_chunks is None:
         yield from _cut(ids, tokenizer, size, extent)
     else:
@@ -113,6 +117,25 @@ def _cut(ids: Iterator[int], tokenizer: ChunkTokenizer, size: int, extent: _Exte
         index, start = index + 1, start + cut
 
 
+def _cut_each(
+    documents: Sequence[Document], tokenizer: ChunkTokenizer, size: int, tags: Sequence[str]
+) -> Iterator[Chunk]:
+    chunks = tokens = read = 0
+    for document in documents:
+        read += document.size
+        all_of_read = sum(other.size for other in documents) / read  # what is still to be cut, by its bytes
+        count = length = 0
+        for chunk in read_chunks(document, tokenizer, size, tags=tags):
+            count, length = chunk.index + 1, chunk.start_token + len(chunk.ids)
+            yield replace(
+                chunk,
+                index=chunks + chunk.index,
+                start_token=tokens + chunk.start_token,
+                document_tokens=round((tokens + chunk.document_tokens) * all_of_read),
+            )
+        chunks, tokens = chunks + count, tokens + length
+
+
 def _cut_without_middle(ids: Iterator[int], tokenizer: ChunkTokenizer, size: int, max_chunks: int) -> Iterator[Chunk]:
     limit = size * max_chunks
     kept = list(islice(ids, limit // 2))
@@ -141,7 +164,7 @@ def _cut_without_middle(ids: Iterator[int], tokenizer: ChunkTokenizer, size: int
         start = end
 
 
-def neutralised(pieces: Iterable[str], tags: Sequence[str]) -> Iterator[str]:
+def escaped_tags(pieces: Iterable[str], tags: Sequence[str]) -> Iterator[str]:
     """Yield the text with the opening bracket of every use of the given tags replaced by a look-alike.
 
     So a document cannot close the section of the prompt that it stands in. The result does not depend on how the text
@@ -163,9 +186,9 @@ def neutralised(pieces: Iterable[str], tags: Sequence[str]) -> Iterator[str]:
     yield pattern.sub("‹", held)
 
 
-def neutralise(text: str, tags: Sequence[str]) -> str:
-    """`neutralised` for a text in one piece."""
-    return "".join(neutralised([text], tags))
+def escape_tags(text: str, tags: Sequence[str]) -> str:
+    """`escaped_tags` for a text in one piece."""
+    return "".join(escaped_tags([text], tags))
 
 
 def _tag_pattern(tags: Sequence[str]) -> re.Pattern[str]:

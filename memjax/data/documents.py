@@ -8,13 +8,13 @@ import hashlib
 import io
 import logging
 import re
-import shutil
 import stat
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -44,11 +44,24 @@ class InputFile:
     packed: bool
     size: int  # bytes on disk
     sha256: str
+    changed: int  # time of the last change, in nanoseconds
+
+    def refuse_if_changed(self) -> None:
+        """ValueError where what was read is no longer what was inspected; text may have been added to a text file."""
+        now = self.path.stat()
+        unchanged = (now.st_size, now.st_mtime_ns) == (self.size, self.changed)
+        may_have_grown = self.kind != "pdf" and not self.packed
+        if unchanged or _hash_of(self.path, self.size if may_have_grown else None) == self.sha256:
+            return
+        raise ValueError(f"{self.name} changed while it was read: read it again; what is still the same costs nothing")
 
 
 @dataclass(frozen=True)
 class Document:
-    """Files read one after another as one text; with several, each is announced by its name."""
+    """Files read one after another as one text; every file but the first is announced by its name.
+
+    So a text does not depend on which files follow it, and reading on in another file repeats nothing.
+    """
 
     files: tuple[InputFile, ...]
 
@@ -58,9 +71,14 @@ class Document:
         return ", ".join(file.name for file in self.files)
 
     @property
+    def size(self) -> int:
+        """The bytes of the files on disk."""
+        return sum(file.size for file in self.files)
+
+    @property
     def fingerprint(self) -> str:
         """A hash that changes when the text could."""
-        names = [file.name for file in self.files] if len(self.files) > 1 else []  # only announced names are text
+        names = [file.name for file in self.files[1:]]  # only announced names are text
         parts = [f"{file.kind} {file.sha256}" for file in self.files]
         return hashlib.sha256("\n".join(names + parts).encode()).hexdigest()[:32]
 
@@ -70,71 +88,95 @@ class Document:
 
     def pieces_with_share(self) -> Iterator[tuple[str, float]]:
         """Yield pieces of the text, each with the share (0 to 1) of the input that had been read by then."""
-        whole = sum(file.size for file in self.files)
-        before = 0
+        whole, before = self.size, 0
         for number, file in enumerate(self.files):
-            if len(self.files) > 1:
-                yield f"{'' if number == 0 else chr(10) * 2}Document {number + 1}: {file.name}\n\n", before / whole
+            if number:
+                yield f"\n\nDocument {number + 1}: {file.name}\n\n", before / whole
             for text, share in _text_of(file):
                 yield text, (before + share * file.size) / whole
+            file.refuse_if_changed()
             before += file.size
 
 
-def open_document(names: Sequence[str], spool: Path, *, keep_spool: bool = False) -> Document:
+@dataclass(frozen=True)
+class Series:
+    """Documents read one after another, each cut into chunks by itself: appending one leaves all other chunks alone."""
+
+    documents: tuple[Document, ...]
+
+    @property
+    def name(self) -> str:
+        """The names of the documents, for people."""
+        return ", ".join(document.name for document in self.documents)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash that changes when the text could."""
+        return hashlib.sha256("\n".join(document.fingerprint for document in self.documents).encode()).hexdigest()[:32]
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the text from the start, in order."""
+        for document in self.documents:
+            yield from document.pieces()
+
+
+def open_document(names: Sequence[str], spool: Path) -> Document:
     """Check every file once from end to end and return the document they make.
 
-    "-" is standard input. What can be read only once (standard input, a pipe) is copied to `spool` plus a number, so
-    that an interrupted reading can go on; with `keep_spool` such a copy, left by an earlier run, is read instead.
-    Raises ValueError for a file that is missing, empty, binary or not decodable.
+    "-" is standard input. What can be read only once (standard input, a pipe) is copied into the directory `spool`,
+    under a name that its content gives it. Raises ValueError for a file that is missing, empty, binary or not
+    decodable.
     """
     if not names:
         raise ValueError("no document given: name one or more files, or - for standard input")
-    return Document(tuple(_open_file(name, Path(f"{spool}.{i}"), keep_spool) for i, name in enumerate(names)))
+    return Document(tuple(_open_file(name, spool) for name in names))
 
 
-def _open_file(name: str, spool: Path, keep_spool: bool) -> InputFile:
+def _open_file(name: str, spool: Path) -> InputFile:
     path, shown = Path(name), name
     if name == "-":
-        path, shown = spool, "standard input"
-        if not (keep_spool and spool.exists()):
-            _copy_whole(sys.stdin.buffer, spool)
+        path, shown = _copied(sys.stdin.buffer, spool), "standard input"
     elif path.is_dir():
         raise ValueError(f"{name} is a directory: name its files, for example {name.rstrip('/')}/*.txt")
-    elif keep_spool and spool.exists():
-        path = spool
     elif not path.exists():
         raise ValueError(f"there is no file {name}: check the path")
     elif not stat.S_ISREG(path.stat().st_mode):
-        path = spool
         with open(name, "rb") as pipe:
-            _copy_whole(pipe, spool)
+            path = _copied(pipe, spool)
     try:
         return inspected(path, shown)
     except PermissionError:
         raise ValueError(f"{shown} cannot be read: its permissions do not allow it") from None
+    except ValueError:
+        if path.parent == spool:
+            path.unlink()
+        raise
 
 
-def _copy_whole(source: BinaryIO, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
-    with open(partial, "wb") as copy:
-        shutil.copyfileobj(source, copy)
-    partial.rename(target)  # a run that is killed here must not leave half a document to resume from
+def _copied(source: BinaryIO, spool: Path) -> Path:
+    """A file with what `source` gives."""
+    spool.mkdir(parents=True, exist_ok=True, mode=0o700)
+    digest = hashlib.sha256()
+    with tempfile.NamedTemporaryFile(dir=spool, delete=False) as copy:
+        while piece := source.read(PIECE_BYTES):
+            digest.update(piece)
+            copy.write(piece)
+    return Path(copy.name).rename(spool / f"input-{digest.hexdigest()[:16]}")
 
 
 def inspected(path: Path, name: str) -> InputFile:
     """Read the file at `path`, which people call `name`, from end to end; ValueError where it is no readable text."""
-    size = path.stat().st_size
+    stat_ = path.stat()
+    size = stat_.st_size
     if size == 0:
         raise ValueError(f"{name} is empty: there is nothing to read")
     packed = _starts_with(path, b"\x1f\x8b")
-    with open(path, "rb") as raw:
-        digest = hashlib.file_digest(raw, "sha256").hexdigest()
+    digest = _hash_of(path)
     shown = Path(name).name if name != "standard input" else name
-    file = InputFile(path, shown, "text", packed, size, digest)
+    file = InputFile(path, shown, "text", packed, size, digest, stat_.st_mtime_ns)
     with _reading_bytes(file) as (stream, _):
         head = stream.read(1024)
-    file = InputFile(path, shown, _kind(name, head), packed, size, digest)
+    file = replace(file, kind=_kind(name, head))
     if file.kind == "pdf":
         if packed:
             raise ValueError(f"{name} is a packed PDF: unpack it first (gunzip {name})")
@@ -145,6 +187,18 @@ def inspected(path: Path, name: str) -> InputFile:
         hint = "; a scanned PDF needs OCR first" if file.kind == "pdf" else ""
         raise ValueError(f"{name} contains no text{hint}")
     return file
+
+
+def _hash_of(path: Path, size: int | None = None) -> str:
+    """The hash of the file's bytes, or of the first `size` of them."""
+    with open(path, "rb") as raw:
+        if size is None:
+            return hashlib.file_digest(raw, "sha256").hexdigest()
+        digest, left = hashlib.sha256(), size
+        while left > 0 and (data := raw.read(min(left, PIECE_BYTES))):
+            digest.update(data)
+            left -= len(data)
+        return digest.hexdigest()
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:
@@ -183,7 +237,11 @@ def _decoded(file: InputFile) -> Iterator[tuple[str, float]]:
     """The characters of the file as they stand, line ends as newlines, with the share of the file read."""
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     with _reading_bytes(file) as (stream, raw):
-        piece = stream.read(PIECE_BYTES)
+
+        def next_piece() -> bytes:  # what was added to a file since it was inspected is not read
+            return stream.read(PIECE_BYTES if file.packed else max(0, min(PIECE_BYTES, file.size - raw.tell())))
+
+        piece = next_piece()
         encoding, mark = _encoding(piece, file.kind)
         decoder = codecs.getincrementaldecoder(encoding)()
         offset, piece = mark, piece[mark:]
@@ -206,7 +264,7 @@ def _decoded(file: InputFile) -> Iterator[tuple[str, float]]:
             if not piece:
                 return
             offset += len(piece)
-            piece = stream.read(PIECE_BYTES)
+            piece = next_piece()
 
 
 def _encoding(head: bytes, kind: Kind) -> tuple[str, int]:

@@ -51,6 +51,14 @@ class EstimatedTokenizer:
         """The text the ids came from."""
         return "".join(self._texts[i] for i in ids)
 
+    def pieces_of(self, ids: Sequence[int]) -> list[bytes]:
+        """The UTF-8 bytes of each piece of text."""
+        return [self._texts[i].encode("utf-8", "replace") for i in ids]
+
+    def ids_of(self, pieces: Sequence[bytes]) -> list[int]:
+        """The ids of pieces of text."""
+        return [self._id(piece.decode()) for piece in pieces]
+
     def count(self, text: str) -> int:
         """About how many tokens a service will see in the text, rather too many than too few."""
         return len(_TOKEN.findall(text))

@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from memjax.agents.prompt_files import LAYOUTS
+from memjax.agents.registry import AGENTS, DEFAULT
 from memjax.eval.config import EvalConfig, load_config
 from memjax.eval.suites import SUITES, suite_named
 from memjax.rollout.client import ClientError
@@ -44,28 +46,11 @@ app = typer.Typer(
 )
 
 
-class Agent(StrEnum):
-    """The agents and baselines."""
-
-    memagent = "memagent"
-    single = "single"
-    single_truncated = "single-truncated"
-    no_context = "no-context"
-    oracle = "oracle"
-
-
 class Preset(StrEnum):
     """How answers are drawn and scored."""
 
     greedy = "greedy"
     memagent = "memagent"
-
-
-class Layout(StrEnum):
-    """The order of the memory agent's prompt."""
-
-    memory_first = "memory_first"
-    chunk_first = "chunk_first"
 
 
 @app.command(no_args_is_help=True)
@@ -77,13 +62,15 @@ def run(
     ] = None,
     url: Annotated[str | None, typer.Option(help="OpenAI-compatible service; its key comes from API_KEY.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Results directory. The same one again goes on where it was.")
+        Path | None, typer.Option(help="Results directory. The same one again continues where it stopped.")
     ] = None,
     lengths: Annotated[str | None, typer.Option(help="Context lengths in tokens, such as 7k,28k,1m.")] = None,
     tasks: Annotated[str | None, typer.Option(help="Some of the suite's tasks, such as niah_single_1,vt.")] = None,
     samples: Annotated[int | None, typer.Option(help="Samples per task and length.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="A file the suite needs, NAME=PATH; may be repeated.")] = None,
-    agent: Annotated[Agent | None, typer.Option(help="Who reads: the memory agent (default) or a baseline.")] = None,
+    agent: Annotated[
+        str | None, typer.Option(metavar="|".join(AGENTS), help=f"Who reads, by default {DEFAULT.name}.")
+    ] = None,
     preset: Annotated[Preset | None, typer.Option(help="greedy (default), or MemAgent's sampling and metric.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Samples at a time (8).")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Whose tokens are counted; by default the model's.")] = None,
@@ -92,12 +79,14 @@ def run(
     chunk_tokens: Annotated[int | None, typer.Option(help="Budget of a chunk (5000).")] = None,
     memory_tokens: Annotated[int | None, typer.Option(help="Budget of the memory (1024).")] = None,
     answer_tokens: Annotated[int | None, typer.Option(help="Budget of an answer (1024).")] = None,
-    layout: Annotated[Layout | None, typer.Option(help="Order of the memory agent's prompt.")] = None,
+    layout: Annotated[
+        str | None, typer.Option(metavar="|".join(LAYOUTS), help="Order of an agent's prompt that has several.")
+    ] = None,
     prompts: Annotated[Path | None, typer.Option(help="Prompt directory, or a MemAgent .py file.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the tasks that are drawn, and of the sampling (0).")] = None,
     ray: Annotated[bool | None, typer.Option("--ray", help="One engine replica per node of a Ray cluster.")] = None,
 ) -> None:
-    """Run a suite. Every finished sample is on disk at once: after a kill, the same command goes on.
+    """Run a suite. Every call of the model is on disk at once: after a kill, the same command continues there.
 
     Examples:
 
@@ -116,7 +105,7 @@ def run(
     except (ClientError, RuntimeError, OSError) as error:
         _stop(str(error), FAILURE)
     except KeyboardInterrupt:
-        _stop("interrupted; finished samples are kept: run the same command again to go on", INTERRUPTED)
+        _stop("interrupted; what was read is kept: run the same command again to continue", INTERRUPTED)
     failed = sum(row.error is not None for row in finished.rows.values())
     of_smoke = chosen.suite == "smoke"
     if failed:
@@ -170,14 +159,14 @@ def judge(
 ) -> None:
     """Let a model judge the answers of runs against the gold answers; the reports then show its score too.
 
-    A verdict is on disk at once: after a kill the same command goes on, and asks again where the judge failed.
+    A verdict is on disk at once: after a kill the same command continues, and asks again where the judge failed.
 
     Example:
 
     memjax eval judge runs/memagent runs/single --url http://localhost:8000/v1 --model judge
     """
+    from memjax.eval.judge import judge_runs
     from memjax.eval.report import judged_table, load_run
-    from memjax.eval.session import judge_runs
 
     try:
         asyncio.run(judge_runs(directories, model, url, concurrency))
@@ -187,7 +176,7 @@ def judge(
     except (ClientError, RuntimeError, OSError) as error:
         _stop(str(error), FAILURE)
     except KeyboardInterrupt:
-        _stop("interrupted; verdicts are kept: run the same command again to go on", INTERRUPTED)
+        _stop("interrupted; verdicts are kept: run the same command again to continue", INTERRUPTED)
     if table.rows:
         _print([table])
     else:

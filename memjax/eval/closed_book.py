@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from memjax.agents.base import AgentTokenizer, question_tokens
-from memjax.agents.prompt_files import SinglePrompt
-from memjax.data.chunks import neutralise
+from memjax.agents.prompt_files import SinglePrompt, load_single_prompt
+from memjax.data.chunks import escape_tags
 from memjax.data.tasks import read_tasks, write_tasks
-from memjax.eval.baselines import load_no_context_prompt
+from memjax.episodes.episode import EpisodeTokenizer
 from memjax.eval.results import digest
 from memjax.eval.side_by_side import side_by_side
 from memjax.rewards import score
@@ -69,17 +68,17 @@ async def filter_tasks(
     tasks: Path,
     out: Path,
     client: Client,
-    tokenizer: AgentTokenizer,
+    tokenizer: EpisodeTokenizer,
     attempts: Attempts,
     concurrency: int,
     on_asked: Callable[[Asked], None] = lambda _: None,
 ) -> Outcome:
     """Write the tasks that the model does not know by heart to `out`, once every question has been asked.
 
-    What was replied stands in `asked_file(out)`, each reply on disk at once: a killed run goes on where it was, and
+    What was replied stands in `asked_file(out)`, each reply on disk at once: a killed run continues where it was, and
     questions that could not be asked are asked again. ValueError for a file that another filter began.
     """
-    prompt = load_no_context_prompt()
+    prompt = load_single_prompt("no_context")
     given = f"{tasks.name}, {tasks.stat().st_size} bytes"
     identity = {"model": client.model, "prompt_hash": prompt.digest, "tasks": given, **asdict(attempts)}
     before = _begin(asked_file(out), identity)
@@ -112,12 +111,13 @@ def knows(reply: str, answers: Sequence[str]) -> bool:
 
 
 async def _ask(
-    task: Task, client: Client, tokenizer: AgentTokenizer, prompt: SinglePrompt, attempts: Attempts
+    task: Task, client: Client, tokenizer: EpisodeTokenizer, prompt: SinglePrompt, attempts: Attempts
 ) -> Asked:
     replies: list[str] = []
     try:
-        question_tokens(task.question, _QUESTION_TOKENS, tokenizer)
-        filled = prompt.answer.fill({"question": neutralise(task.question, prompt.tags)})
+        if not task.question.strip() or tokenizer.count(task.question) > _QUESTION_TOKENS:
+            raise ValueError(f"the question is empty or has more than {_QUESTION_TOKENS} tokens")
+        filled = prompt.answer.fill({"question": escape_tags(task.question, prompt.tags)})
         while len(replies) < attempts.count and not any(knows(reply, task.answers) for reply in replies):
             (completion,) = await client.complete(filled, attempts.params(task.id, len(replies)))
             replies.append(completion.text)

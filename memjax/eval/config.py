@@ -9,11 +9,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from memjax import config
-from memjax.agents.base import Budgets
+from memjax.agents.registry import BUDGETS, DEFAULT, AnyAgent, agent_keys, option_of
 from memjax.eval.suites import SUITES, Suite, suite_named
 
-AgentName = Literal["memagent", "single", "single-truncated", "no-context", "oracle"]
-
+_OF_AGENT = {"agent": "name", "layout": "layout", "prompts": "prompts", **{f"{name}_tokens": name for name in BUDGETS}}
+"""The options that are keys of the agent."""
 
 _MISSING = {
     "suite": f"no suite was named: give one of {', '.join(SUITES)}",
@@ -23,13 +23,20 @@ _MISSING = {
 
 def load_config(path: Path | None, given: Mapping[str, Any]) -> EvalConfig:
     """The config of a YAML file with options over it. ValueError, which names the option, for what is wrong."""
+    of_agent = {key: given[option] for option, key in _OF_AGENT.items() if option in given}
+    given = {name: value for name, value in given.items() if name not in _OF_AGENT}
     try:
-        return config.load_config(EvalConfig, path, given=given)
+        loaded = config.load_config(EvalConfig, path, given=given)
+        if of_agent:
+            of_file = {"name": loaded.agent.name} | loaded.agent.model_dump(exclude_unset=True)
+            given["agent"] = agent_keys(of_file | of_agent)
+            loaded = config.load_config(EvalConfig, path, given=given)
+        return loaded
     except config.ConfigError as error:
         if error.missing:
             raise ValueError(_MISSING[error.key]) from None
-        if error.key in given and error.key != "suite":  # the one that is an argument
-            raise ValueError(f"--{error.key.replace('_', '-')}: {error.problem}") from None
+        if error.key.partition(".")[0] in given and error.key != "suite":  # the one that is an argument
+            raise ValueError(f"{option_of(error.key)}: {error.problem}") from None
         raise
 
 
@@ -41,7 +48,7 @@ class EvalConfig(BaseModel):
     suite: str
     """Name in memjax.eval.suites."""
     out: Path
-    """Results directory; a killed run goes on when it is started with the same one."""
+    """Results directory; a killed run continues when it is started with the same one."""
     model: str | None = None
     """HF directory, .gguf file or hub id to run here; with `url`, the service's name for it."""
     url: str | None = None
@@ -49,8 +56,9 @@ class EvalConfig(BaseModel):
     tokenizer: str | None = None
     """HF directory or hub id that counts and cuts tokens; without it a service's tokens are estimated."""
     window: int | None = Field(None, ge=64)
-    """Most tokens of prompt and reply together: cuts `single-truncated`, and sizes a local engine."""
-    agent: AgentName = "memagent"
+    """Most tokens of prompt and reply together: what an agent may cut a text to, and the size of a local engine."""
+    agent: AnyAgent = DEFAULT
+    """Who reads; `suited_agent` is the one with the suite's budgets."""
     preset: Literal["greedy", "memagent"] = "greedy"
     """Sampling, extraction and metric: greedy and strict, or MemAgent's (temperature 0.7, top-p 0.95, theirs)."""
     tasks: tuple[str, ...] | None = None
@@ -61,14 +69,6 @@ class EvalConfig(BaseModel):
     """Samples per task and length."""
     data: Mapping[str, Path] = Field(default_factory=dict)
     """Files by name, such as hotpotqa, squad, longbench, tasks."""
-    question_tokens: int | None = None
-    chunk_tokens: int | None = None
-    memory_tokens: int | None = None
-    answer_tokens: int | None = None
-    layout: Literal["memory_first", "chunk_first"] = "memory_first"
-    """Order of the memory agent's prompt."""
-    prompts: Path | None = None
-    """Directory of prompts, or a MemAgent .py file, instead of our own."""
     seed: int = 0
     """Of the tasks that are drawn and of the sampling."""
     concurrency: int = Field(8, ge=1)
@@ -105,11 +105,11 @@ class EvalConfig(BaseModel):
         return suite_named(self.suite)
 
     @property
-    def budgets(self) -> Budgets:
-        """The agent's budgets: the suite's, where the config does not say otherwise."""
-        given = {name: getattr(self, f"{name}_tokens") for name in ("question", "chunk", "memory", "answer")}
-        suite = self.chosen.budgets
-        return Budgets(**{name: getattr(suite, name) if value is None else value for name, value in given.items()})
+    def suited_agent(self) -> AnyAgent:
+        """The agent, with the suite's budgets where the config does not say otherwise."""
+        agent = self.agent
+        fields = type(agent).model_fields.keys() - agent.model_fields_set
+        return agent.model_copy(update={name: n for name, n in self.chosen.agent.items() if name in fields})
 
     def identity(self) -> dict[str, Any]:
         """Everything that a score may depend on, with the suite's defaults filled in; what a directory is compared by.
@@ -117,12 +117,11 @@ class EvalConfig(BaseModel):
         Left out are where a service runs, how many samples are read at a time and on which machines, and the places of
         files: model and prompts are known by their hashes, and every task by its own.
         """
-        fields = self.model_dump(mode="json", exclude={"out", "url", "concurrency", "ray", "prompts", "model"})
+        fields = self.model_dump(mode="json", exclude={"out", "url", "concurrency", "ray", "model", "agent"})
         suite = self.chosen
         fields["tasks"] = list(self.tasks or suite.tasks)
         fields["lengths"] = list(self.lengths or suite.lengths)
         fields["data"] = {name: path.name for name, path in self.data.items()}
         fields["samples"] = self.samples or suite.samples
-        for name in ("question", "chunk", "memory", "answer"):
-            fields[f"{name}_tokens"] = getattr(self.budgets, name)
-        return fields
+        agent = self.suited_agent.model_dump(mode="json", exclude={"prompts"})
+        return fields | {f"agent.{name}": value for name, value in agent.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import string
 from collections.abc import Callable, Iterable, Sequence
@@ -11,11 +12,12 @@ from importlib import resources
 from pathlib import Path
 from typing import IO
 
-from memjax.data.chunks import neutralise
+from memjax.data.chunks import escape_tags
 from memjax.eval.results import ResultsDirectory, Row, digest
 from memjax.eval.side_by_side import side_by_side
 from memjax.eval.verdicts import FILE, Ruling, Verdict, read_verdicts, ruling
 from memjax.rollout.client import Client, ClientError, Message, Prompt
+from memjax.rollout.connect import choose_model, load_tokenizer, open_client
 from memjax.trajectory import SamplingParams
 from memjax.whole_file import append_line, drop_torn_line
 
@@ -45,9 +47,9 @@ class JudgePrompt:
     def about(self, question: str, references: Sequence[str], answer: str) -> Prompt:
         """The prompt about one answer, which cannot close the section that it stands in."""
         text = self.text.substitute(
-            question=neutralise(question, _TAGS),
-            references=neutralise("\n".join(references), _TAGS),
-            answer=neutralise(answer, _TAGS),
+            question=escape_tags(question, _TAGS),
+            references=escape_tags("\n".join(references), _TAGS),
+            answer=escape_tags(answer, _TAGS),
         )
         return Prompt((Message("user", (text,)),))
 
@@ -65,7 +67,7 @@ async def judge_run(
 ) -> None:
     """Ask about every answer of a results directory that has no verdict yet, and put the score into its results.json.
 
-    A verdict is on disk at once, so a killed pass goes on where it was; those that failed are asked for again. Samples
+    A verdict is on disk at once, so a killed pass continues there; those that failed are asked for again. Samples
     without an answer are wrong without being asked about. ValueError where another judge has been.
     """
     config = directory / "config.json"
@@ -82,6 +84,18 @@ async def judge_run(
             await _ask_about(rows, client, prompt, concurrency, file, on_verdict)
         if (directory / "results.json").is_file():
             results.finish()
+
+
+async def judge_runs(directories: Sequence[Path], model: str | None, url: str | None, concurrency: int) -> None:
+    """`judge_run` on each of the directories, with the model that a person named."""
+    choice = choose_model(model, url, os.environ)
+    length = min(WINDOW_TOKENS, choice.trained_window() or WINDOW_TOKENS)
+    client = open_client(choice, load_tokenizer(choice, None), length=length, slots=concurrency, dtype=None)
+    try:
+        for directory in directories:
+            await judge_run(directory, client, concurrency)
+    finally:
+        await client.close()
 
 
 async def _ask_about(

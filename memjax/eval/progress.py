@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -49,11 +49,11 @@ class TerminalProgress:
         """Print a line above the bars."""
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
-    def begin(self, cells: list[Cell], samples: int | None, done: Mapping[str, list[Row]]) -> None:
+    def begin(self, cells: list[Cell], samples: int | None, done: Sequence[Row]) -> None:
         """Add a bar for each cell, with what earlier runs have done counted in the score but not in the speed."""
         whole = 0
         for cell in cells:
-            before = done.get(cell.name, [])
+            before = [row for row in done if row.cell == cell.name]
             left = None if samples is None else samples - len(before)
             weight = cell.tokens or 1
             total = None if left is None else left * weight
@@ -71,6 +71,10 @@ class TerminalProgress:
         if row.error is not None:
             state.failed += 1
             self.say(f"{row.cell} {row.number} failed: {row.error}")
+        if row.replayed_calls:
+            self.say(
+                f"{row.cell} {row.number} continued: {row.replayed_calls} of {row.model_calls} calls were replayed"
+            )
         self._bars.update(state.bar, advance=state.weight, state=state.text())
         self._bars.update(self._all, advance=state.weight, state=f"failed {self._failed()}" if self._failed() else "")
 

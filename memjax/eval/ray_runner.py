@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from memjax.data.corpus import Documents
 from memjax.eval.results import Row
-from memjax.eval.run import Evaluate, Job
+from memjax.eval.run import Evaluate
+from memjax.eval.tasks import Job
+from memjax.trajectory import TextSource
 
 MakeEvaluate = Callable[[], Evaluate]
 """Builds, on the node where it is called, what turns jobs into rows. Ray pickles it."""
@@ -54,6 +58,7 @@ class RayEvaluator:
     _places: list[_Place] = field(default_factory=list)
 
     def __enter__(self) -> RayEvaluator:
+        ray.init(ignore_reinit_error=True, log_to_driver=False)
         nodes = [node for node in ray.nodes() if node["Alive"]]
         # A head without accelerators beside nodes that have them is there to coordinate.
         nodes = [node for node in nodes if _accelerators(node)] or nodes
@@ -95,7 +100,7 @@ class RayEvaluator:
             finally:
                 place.reading -= 1
         raise RuntimeError(
-            "every replica has died (why is told above); finished samples are kept: run the same command again to go on"
+            "every replica has died (why is told above); finished samples are kept: run the same command to continue"
         )
 
     def _start(self, node: dict[str, Any]) -> Any:
@@ -119,11 +124,31 @@ class RayEvaluator:
             self.on_loss(f"lost the replica on node {place.node[:8]}, {len(self._places)} left: {reason}")
 
 
+@dataclass(frozen=True)
+class _Texts:
+    """A corpus whose documents are held."""
+
+    path: Path
+    texts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, number: int) -> str:
+        return self.texts[number]
+
+
 def _movable(job: Job) -> Job:
     """The job with its text in it: the files that a streamed context is made from are the driver's."""
-    if isinstance(job.task.context, str):
+    context = job.task.context
+    if isinstance(context, str):
         return job
-    return replace(job, task=replace(job.task, context="".join(job.task.context.pieces())))
+    if isinstance(context, Documents):  # which an agent may take apart again
+        held = _Texts(context.corpus.path, tuple(context.corpus[number] for number in context.numbers))
+        moved: str | TextSource = Documents(held, tuple(range(len(held))))  # type: ignore[arg-type]
+    else:
+        moved = "".join(context.pieces())
+    return replace(job, task=replace(job.task, context=moved))
 
 
 def _accelerators(node: dict[str, Any]) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memjax.eval.diagnosis import STAGES, Stage, counters, losses_by_tenth
+from memjax.episodes.diagnosis import STAGES, Stage, counters, losses_by_tenth
 from memjax.eval.results import Key, Row, read_samples, slim
 from memjax.eval.statistics import compare, interval, samples_needed
 from memjax.eval.suites import SUITES

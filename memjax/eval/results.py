@@ -1,7 +1,8 @@
 """A results directory: every sample on disk the moment it is finished, and lm-eval's results.json over all of them.
 
-config.json            what was run; the directory refuses to go on with anything else
+config.json            what was run; the directory refuses to continue with anything else
 samples_<cell>.jsonl   one line per sample, in lm-eval's names where it has one for the thing
+journals/              the journals of samples that are not finished, one file each
 results.json           the scores; holds nothing that differs between two runs with the same outcomes (times stay
                        with the samples), so that a resumed run ends with the same bytes as an uninterrupted one
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from memjax.eval.diagnosis import Fate, counters
+from memjax.episodes.diagnosis import Fate, counters
 from memjax.eval.statistics import interval, standard_error
 from memjax.eval.verdicts import Verdict, judge_of, judged, read_verdicts
 from memjax.whole_file import append_line, drop_torn_line, write_whole
@@ -53,6 +54,7 @@ class Row:
     document_tokens: int = 0  # read by the agent
     dropped_tokens: int = 0  # of the document, cut out before the agent saw it
     model_calls: int = 0
+    replayed_calls: int = 0  # of them, answered from the journal; not kept with the results, which do not depend on it
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
@@ -160,6 +162,11 @@ class ResultsDirectory:
             file.close()
         if self._lock:
             self._lock.close()
+
+    @property
+    def journals(self) -> Path:
+        """Where the journals of unfinished samples stand."""
+        return self.path / "journals"
 
     def finished(self, key: Key, doc_hash: str) -> bool:
         """Whether the sample was answered; a failed one is tried again. A task that has changed is refused."""

@@ -1,113 +1,111 @@
-"""Running samples: each is read by an agent, scored, and on disk before the next one takes its place."""
+"""Running samples: each is an episode of its own, scored, and on disk before the next one takes its place."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from memjax.agents.base import Agent
-from memjax.eval.diagnosis import diagnose, evidence_of
-from memjax.eval.recording import RecordingClient, Turn
-from memjax.eval.results import ResultsDirectory, Row, digest
+from memjax.episodes.diagnosis import Diagnosis, evidence_of
+from memjax.episodes.episode import EpisodeTokenizer, JournalMismatch, Turn, key_order
+from memjax.episodes.journal import EpisodeJournal, Journal
+from memjax.episodes.run import Agent, run_episode
+from memjax.eval.results import ResultsDirectory, Row
 from memjax.eval.scoring import Preset, score_answer
 from memjax.eval.side_by_side import side_by_side
-from memjax.rewards.pool import RewardPool, check_metric
+from memjax.eval.tasks import Job
+from memjax.rewards.pool import RewardPool
 from memjax.rollout.client import Client
-from memjax.trajectory import Task, Trajectory
-
-
-@dataclass(frozen=True)
-class Job:
-    """One sample to be run: its place in the results, and its task."""
-
-    cell: str
-    number: int
-    task: Task
-    doc_hash: str  # tells this task from another one at the same place
-
-    @classmethod
-    def of(cls, cell: str, number: int, task: Task) -> Job:
-        """The job of a task; a context that streams is known by what its data set says about it."""
-        context = task.context if isinstance(task.context, str) else task.context.name
-        known = [task.id, task.question, list(task.answers), task.metric, context, dict(task.extra)]
-        return cls(cell, number, task, digest(known))
-
+from memjax.rollout.identity import ModelIdentity
+from memjax.trajectory import SamplingParams, Trajectory
 
 Evaluate = Callable[[Job], Awaitable[Row]]
+
+_COUNTED = ("model_calls", "replayed_calls", "prompt_tokens", "cached_tokens", "generated_tokens")
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Everything that turns a job into a row: `await evaluator(job)` never raises for what the sample did."""
+    """Everything that turns a job into a row: `await evaluator(job)` never raises for what the sample did.
+
+    A sample's journal stays in `journals`, so that a killed one resumes there; with None it goes with the sample.
+    """
 
     client: Client
+    identity: ModelIdentity
     agent: Agent
-    decode: Callable[[Sequence[int]], str]
+    tokenizer: EpisodeTokenizer
     preset: Preset
+    seed: int
     pool: RewardPool
-    commit: str
-    config_hash: str
+    made_by: Mapping[str, Any]  # commit and config_hash, for the rows
+    journals: Path | None = None
+    say: Callable[[str], None] = lambda message: None
 
     async def __call__(self, job: Job) -> Row:
         """Read, extract, score and diagnose one sample."""
-        evidence = await asyncio.to_thread(evidence_of, job.task)
-        recorder = RecordingClient(self.client, self.decode, job.task.question, [fact.texts for fact in evidence])
-        started, clock = time.time(), time.perf_counter()
-        trajectory = await self._attempt(job, recorder)
-        seconds = time.perf_counter() - clock
+        task, preset = job.task, self.preset
+        diagnosis = Diagnosis(await asyncio.to_thread(evidence_of, task), self.tokenizer)
+        turns: list[tuple[object, str, bool]] = []  # key, hash of the prompt, whether the reply was cut
 
-        response = "" if trajectory.error else (recorder.turns[-1].text if recorder.turns else trajectory.answer)
-        extraction = self.preset.extract(response)
-        metric = self.preset.metrics.get(job.task.metric, job.task.metric)
-        scores = await score_answer(self.pool, response, extraction.answer, job.task.answers, metric)
-        reading = _memory_turns(trajectory, recorder.turns)
-        counts = trajectory.counters
+        def take(turn: Turn) -> None:
+            turns.append((key_order(turn.key), turn.prompt_hash or "", turn.reply.truncated))
+            diagnosis.add(turn)
+
+        started = time.time()
+        trajectory = await self._read(job, take)
+        extraction = preset.extract(trajectory.answer)
+        metric = preset.metrics.get(task.metric, task.metric)
+        scores = await score_answer(self.pool, trajectory.answer, extraction.answer, task.answers, metric)
+        counts: Mapping[str, Any] = Counter(trajectory.counters)
+        read_whole = trajectory.error is None
         return Row(
             cell=job.cell,
             number=job.number,
-            task_id=job.task.id,
+            task_id=task.id,
             metric=metric,
             metrics=scores.values,
-            answers=job.task.answers,
-            response=response,
+            answers=task.answers,
+            response=trajectory.answer,
             extracted=extraction.answer,
             extraction=extraction.how,
             model=self.client.model,
-            commit=self.commit,
-            config_hash=self.config_hash,
+            **self.made_by,
             doc_hash=job.doc_hash,
-            prompt_hash=recorder.prompt_hash,
-            question=job.task.question,
+            prompt_hash=hashlib.sha256("".join(said for _, said, _ in sorted(turns)).encode()).hexdigest(),
+            question=task.question,
             error=trajectory.error,
             metric_errors=scores.errors,
-            document_tokens=int(counts.get("document_tokens", 0)),
-            dropped_tokens=int(counts.get("truncated_tokens", 0)),
-            model_calls=len(recorder.turns),
-            prompt_tokens=sum(turn.prompt_tokens for turn in recorder.turns),
-            cached_tokens=sum(turn.cached_tokens for turn in recorder.turns),
-            generated_tokens=sum(turn.completion_tokens for turn in recorder.turns),
-            truncated_replies=sum(turn.truncated for turn in recorder.turns),
+            document_tokens=counts["document_tokens"],
+            dropped_tokens=counts["truncated_tokens"],
+            **{name: counts[name] for name in _COUNTED},
+            truncated_replies=sum(cut for *_, cut in turns),
             started=round(started, 3),
-            seconds=round(seconds, 3),
-            memories=tuple(turn.text for turn in reading),
-            fates=diagnose(evidence, reading, correct=scores.values[metric] >= 1) if reading else (),
+            seconds=round(trajectory.seconds, 3),
+            memories=tuple(diagnosis.memories) if read_whole else (),
+            fates=diagnosis.fates(correct=scores.values[metric] >= 1) if read_whole else (),
         )
 
-    async def close(self) -> None:
-        """Release the client and end the scoring processes."""
-        await self.client.close()
-        await asyncio.to_thread(self.pool.close)
-
-    async def _attempt(self, job: Job, client: Client) -> Trajectory:
-        """The boundary at which whatever goes wrong with one sample becomes that sample's recorded failure."""
-        task = job.task
-        try:
-            return await self.agent.run(task, client)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            return Trajectory(task.id, task.group or task.id, (), answer="", error=reason)
+    async def _read(self, job: Job, on_turn: Callable[[Turn], None]) -> Trajectory:
+        """Drive the sample's episode; a journal of which nothing can be replayed makes way for a fresh one."""
+        sampling = SamplingParams(temperature=self.preset.temperature, top_p=self.preset.top_p, seed=self.seed)
+        drive = partial(run_episode, self.agent, job.task, self.client, self.tokenizer, sampling, keep_turns=False)
+        with tempfile.TemporaryDirectory() as scratch:
+            for fresh in (False, True):
+                with Journal((self.journals or Path(scratch)) / job.journal, fresh=fresh) as file:
+                    journal = EpisodeJournal(file, job.task.id, self.identity, self.tokenizer)
+                    trajectory = await drive(journal=journal, on_turn=on_turn)
+                if not isinstance(trajectory.failure, JournalMismatch):
+                    break
+                self.say(f"{job.cell} {job.number} starts over: {trajectory.error}")
+        return trajectory
 
 
 async def run_jobs(
@@ -117,30 +115,22 @@ async def run_jobs(
     concurrency: int,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> None:
-    """Evaluate what `results` lacks, `concurrency` samples at a time; tasks are made only when a place is free."""
+    """Evaluate what `results` lacks, `concurrency` samples at a time; tasks are made only when a place is free.
+
+    A sample's journal is removed once its row is on disk; that of a failed one stays for the next try.
+    """
+
+    def unfinished() -> Iterator[Job]:
+        for job in jobs:
+            if not results.finished((job.cell, job.number), job.doc_hash):
+                yield job
+            else:  # a kill may have come between the row and the end of its journal
+                (results.journals / job.journal).unlink(missing_ok=True)
 
     async def work(job: Job) -> None:
-        on_row(results.append(await evaluate(job)))
+        row = results.append(await evaluate(job))
+        if row.error is None:
+            (results.journals / job.journal).unlink(missing_ok=True)
+        on_row(row)
 
-    await side_by_side(_unfinished(jobs, results), work, concurrency)
-
-
-def check_task(task: Task) -> None:
-    """Refuse a task that could not be scored, before the model has read it."""
-    check_metric(task.metric)
-    if not any(answer.strip() for answer in task.answers):
-        raise ValueError(f"task {task.id!r} has no gold answer; an evaluation needs one")
-
-
-def _unfinished(jobs: Iterable[Job], results: ResultsDirectory) -> Iterator[Job]:
-    for job in jobs:
-        check_task(job.task)
-        if not results.finished((job.cell, job.number), job.doc_hash):
-            yield job
-
-
-def _memory_turns(trajectory: Trajectory, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The turns that wrote a memory, one per chunk; none where the text was not read to its end."""
-    if trajectory.error or len(turns) != len(trajectory.conversations):
-        return ()
-    return tuple(turn for turn, talk in zip(turns, trajectory.conversations, strict=True) if talk.kind == "memory")
+    await side_by_side(unfinished(), work, concurrency)

@@ -22,9 +22,9 @@ from memjax.data.ruler import Suite as RulerLength
 from memjax.data.seeds import stream
 from memjax.data.tasks import read_tasks
 from memjax.data.token_estimate import EstimatedTokenizer
-from memjax.eval.baselines import shown_task
 from memjax.eval.config import EvalConfig
-from memjax.eval.run import Job
+from memjax.eval.results import digest
+from memjax.rewards.pool import check_metric
 from memjax.trajectory import Task
 
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.IGNORECASE)
@@ -43,6 +43,34 @@ class Cell:
     def name(self) -> str:
         """What the cell is called in results and file names."""
         return f"{self.task}_{self.label}" if self.label else self.task
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sample to be run: its place in the results, and its task."""
+
+    cell: str
+    number: int
+    task: Task
+    doc_hash: str  # tells this task from another one at the same place
+
+    @classmethod
+    def of(cls, cell: str, number: int, task: Task) -> Job:
+        """The job of a task, whose context, if it streams, is known by what its data set says about it.
+
+        ValueError for a task that could not be scored, before the model has read it.
+        """
+        check_metric(task.metric)
+        if not any(answer.strip() for answer in task.answers):
+            raise ValueError(f"task {task.id!r} has no gold answer; an evaluation needs one")
+        context = task.context if isinstance(task.context, str) else task.context.name
+        known = [task.id, task.question, list(task.answers), task.metric, context, dict(task.extra)]
+        return cls(cell, number, task, digest(known))
+
+    @property
+    def journal(self) -> str:
+        """The file name of its journal."""
+        return f"{self.cell}_{self.number}.jsonl"
 
 
 def cells_of(config: EvalConfig) -> list[Cell]:
@@ -92,7 +120,7 @@ class TaskMaker:
         for cell in cells_of(self.config):
             count = self.config.samples or self.config.chosen.samples
             for number, task in enumerate(islice(self._tasks(cell, count), count)):
-                yield Job.of(cell.name, number, shown_task(task, self.config.agent))
+                yield Job.of(cell.name, number, task)
 
     def _tasks(self, cell: Cell, count: int | None) -> Iterator[Task]:
         match self.config.suite:

@@ -12,7 +12,7 @@ from rich.table import Table
 from memjax.plan.job import Job
 from memjax.plan.memory import UPDATE, held, passing, update_parts
 from memjax.plan.programs import Compiled, TooLarge
-from memjax.plan.work import decode_time, micro_batches, reading, step_times, update_flops, update_time
+from memjax.plan.work import decode_time, longest, micro_batches, step_times, update_flops, update_time
 
 _FREE = 0.95  # of the memory: the rest is the runtime's, and lost between arrays
 _FEWEST_SLOTS = 8
@@ -136,7 +136,7 @@ def tables(plan: Plan) -> Iterator[Table | str]:
         yield "No roofline: the peak of this chip is not known."
         return
     yield _time_table(job, times)
-    total, one = sum(times.values()), reading(job)
+    total, one = sum(times.values()), longest(job)
     documents = job.config.rollout.groups * job.config.rollout.samples
     rate = documents * one.document / total / job.topology.count
     yield (

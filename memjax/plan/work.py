@@ -17,7 +17,7 @@ _USUAL_CHUNKS = 8  # where the config bounds none
 
 
 @dataclass(frozen=True)
-class Reading:
+class Longest:
     """One trajectory with every budget used up, in tokens."""
 
     document: int
@@ -45,21 +45,25 @@ class Time:
         return max(("arithmetic", "memory", "links"), key=lambda name: getattr(self, name))
 
 
-def reading(job: Job) -> Reading:
-    """The longest trajectory that the config allows."""
-    agent = job.config.agent
-    chunks = agent.max_chunks or _USUAL_CHUNKS
-    return Reading(
-        document=chunks * agent.chunk,
+def longest(job: Job) -> Longest:
+    """The longest trajectory that the config allows; of an agent without chunks it is one full window."""
+    agent, rollout = job.config.agent, job.config.rollout
+    chunk, memory = getattr(agent, "chunk", 0), getattr(agent, "memory", 0)
+    if not chunk:
+        prompt = rollout.max_length - agent.answer
+        return Longest(document=prompt - agent.question, conversations=1, prompts=prompt, sampled=agent.answer)
+    chunks = rollout.max_chunks or _USUAL_CHUNKS
+    return Longest(
+        document=chunks * chunk,
         conversations=chunks + 1,
-        prompts=chunks * (agent.question + agent.memory + agent.chunk) + agent.question + agent.memory,
-        sampled=chunks * agent.memory + agent.answer,
+        prompts=chunks * (agent.question + memory + chunk) + agent.question + memory,
+        sampled=chunks * memory + agent.answer,
     )
 
 
 def micro_batches(job: Job) -> int:
     """Micro-batches of one update, if rows were filled completely."""
-    rollout, one = job.config.rollout, reading(job)
+    rollout, one = job.config.rollout, longest(job)
     tokens = rollout.groups * rollout.samples * (one.prompts + one.sampled)
     return max(1, -(-tokens // (job.config.batch.optimizer_steps * job.packing.rows * job.packing.row_tokens)))
 
@@ -74,7 +78,7 @@ def forward_flops(job: Job, tokens: float, context: float, projected: float) -> 
 
 def update_flops(job: Job) -> float:
     """Of one micro-batch on all devices: forward, twice that backward, and once more what is recomputed."""
-    one, tokens = reading(job), job.packing.rows * job.packing.row_tokens
+    one, tokens = longest(job), job.packing.rows * job.packing.row_tokens
     sampled = tokens * one.sampled / (one.prompts + one.sampled)
     context = (one.prompts + one.sampled) / one.conversations / 2
     layers = forward_flops(job, tokens, context, 0)
@@ -120,7 +124,7 @@ def decode_time(job: Job) -> Time | None:
 
 def prefill_flops(job: Job) -> float:
     """Of one conversation's prompt."""
-    one = reading(job)
+    one = longest(job)
     prompt = one.prompts / one.conversations
     return forward_flops(job, prompt, prompt / 2, 0)
 
@@ -130,7 +134,7 @@ def step_times(job: Job) -> dict[str, float] | None:
     update, decode, chip = update_time(job), decode_time(job), job.topology.chip
     if update is None or decode is None or chip.flops is None:
         return None
-    config, one = job.config, reading(job)
+    config, one = job.config, longest(job)
     groups = -(-config.rollout.groups // job.topology.processes)  # of one engine
     trajectories = groups * config.rollout.samples
     # The samples of a group share their first prompt. A prompt is one row, which only `tensor` shares out.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from memjax.data.token_estimate import EstimatedTokenizer
-from memjax.rollout.client import Client
+from memjax.rollout.client import Client, Prompt
 from memjax.rollout.http import DEFAULT_URL, HttpClient, served_models
+from memjax.rollout.identity import ModelIdentity, hash_of_files
+from memjax.trajectory import Completion, SamplingParams
 
 if TYPE_CHECKING:
     from memjax.tokenizer import Tokenizer
@@ -23,17 +24,23 @@ class LocalModel:
 
     model: str
 
+    def identity(self, dtype: str | None = None) -> ModelIdentity:
+        """What its replies depend on: all its bytes, and the dtype it runs in (by default the machine's)."""
+        from memjax.checkpoint import locate
+
+        path = locate(self.model)
+        weights = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), path / "config.json"])
+        tokenizer = [path] if path.is_file() else sorted([*path.glob("*token*.json"), *path.glob("chat_template*")])
+        return ModelIdentity(
+            model=Path(self.model).name,
+            weights=hash_of_files(file for file in weights if file.is_file()),
+            dtype=dtype or default_dtype(),
+            tokenizer=hash_of_files(tokenizer),
+        )
+
     def fingerprint(self) -> str:
-        """A hash that tells other weights from these; it reads only the ends of each file."""
-        path = Path(self.model)
-        if not path.exists():
-            return self.model
-        files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), path / "config.json"])
-        digest = hashlib.sha256()
-        for file in files:
-            if file.exists():
-                digest.update(_ends_of(file))
-        return digest.hexdigest()[:16]
+        """A hash that tells other weights from these."""
+        return self.identity("any dtype").weights or ""  # asking for the machine's would take hold of its devices
 
     def trained_window(self) -> int:
         """The most tokens that the model was made for. Raises ValueError for what is no model."""
@@ -56,6 +63,10 @@ class Service:
     def trained_window(self) -> int | None:
         """The most tokens that the service takes, where it said so."""
         return self.window
+
+    def identity(self, dtype: str | None = None) -> ModelIdentity:
+        """What is known of what its replies depend on: its name. Where it is served may change between two runs."""
+        return ModelIdentity(self.model)
 
     def fingerprint(self) -> str:
         """The model's name: where it is served may change between two runs."""
@@ -118,6 +129,36 @@ def open_client(
     return LocalClient.load(choice.model, max_length=length, slots=slots, dtype=dtype)
 
 
+def default_dtype() -> str:
+    """The dtype that weights have on this machine where nobody says otherwise."""
+    import jax.numpy as jnp
+
+    from memjax.models.config import default_param_dtype
+
+    return jnp.dtype(default_param_dtype()).name
+
+
+@dataclass
+class DeferredClient:
+    """A client that is opened with its first call: a run that its journal answers in full loads no model."""
+
+    open: Callable[[], Client]
+    model: str
+    window: int | None
+    _client: Client | None = None
+
+    async def complete(self, prompt: Prompt, params: SamplingParams) -> list[Completion]:
+        """As the client's."""
+        if self._client is None:
+            self._client = self.open()
+        return await self._client.complete(prompt, params)
+
+    async def close(self) -> None:
+        """Close the client, if it was opened."""
+        if self._client is not None:
+            await self._client.close()
+
+
 def _keep_compiled_programs() -> None:
     """Compile once per machine, not once per run; jax's own setting (JAX_COMPILATION_CACHE_DIR) goes first."""
     import jax
@@ -129,11 +170,3 @@ def _keep_compiled_programs() -> None:
 
 def _offers(served: Mapping[str, int | None]) -> str:
     return f"serves {', '.join(served)}" if served else "does not say which models it serves"
-
-
-def _ends_of(file: Path, size: int = 1 << 20) -> bytes:
-    with open(file, "rb") as raw:
-        head = raw.read(size)
-        length = raw.seek(0, 2)
-        raw.seek(max(0, length - size))
-        return f"{file.name} {length} ".encode() + head + raw.read(size)

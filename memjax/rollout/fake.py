@@ -51,6 +51,14 @@ class ByteTokenizer:
         length = 2 if ids[lead] < 0xE0 else 3 if ids[lead] < 0xF0 else 4
         return lead if lead + length > k else k
 
+    def pieces_of(self, ids: Sequence[int]) -> list[bytes]:
+        """A byte for each id."""
+        return [bytes([i]) for i in ids]
+
+    def ids_of(self, pieces: Sequence[bytes]) -> list[int]:
+        """The ids whose bytes these are."""
+        return [piece[0] for piece in pieces]
+
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> list[int]:
         """The parts between the plainest of chat markers."""
         ids: list[int] = []

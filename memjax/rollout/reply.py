@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from memjax.tokenizer import Tokenizer
 
 
-class Reply:
+class GrowingReply:
     """Takes sampled tokens one by one until an end id, a stop string or `max_tokens` ends it.
 
     `text` ends before the stop string; `token_ids` and `logprobs` keep everything that was sampled.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from memjax.rollout.client import ClientError
-from memjax.rollout.reply import Reply
+from memjax.rollout.reply import GrowingReply
 from memjax.trajectory import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class _Running:
 
     request: _Request
     sample: int
-    reply: Reply
+    reply: GrowingReply
     version: int = 0
 
 
@@ -393,7 +393,7 @@ class Scheduler:
                 self._restart(error)
                 return
             for request, (_, slot, params, sample) in zip(requests, starts, strict=True):
-                reply = Reply(self._tokenizer, self._engine.eos_ids, params.stop, params.max_tokens)
+                reply = GrowingReply(self._tokenizer, self._engine.eos_ids, params.stop, params.max_tokens)
                 self._running[slot] = _Running(request, sample, reply)
 
     def _next_starts(self, prefix: Any) -> tuple[list[_Request], list[Start]]:

@@ -19,9 +19,10 @@ from memjax.serve.backend import Backend
 from memjax.serve.chat import chat_routes
 from memjax.serve.completions import completion_routes
 from memjax.serve.errors import install_handlers
+from memjax.serve.file_api import file_routes
 from memjax.serve.file_store import FileStore
 from memjax.serve.gate import Gate
-from memjax.serve.memory_api import file_routes, memory_routes
+from memjax.serve.memory_api import memory_routes
 from memjax.serve.memory_chat import MemoryChat
 from memjax.serve.memory_reader import MemoryReader
 from memjax.serve.memory_service import MemoryService
@@ -68,7 +69,7 @@ def create_app(
     )
     app.state.parts = parts
     install_handlers(app)
-    memory = MemoryService(parts.service, parts.files, parts.reader, settings.prompts)
+    memory = MemoryService(parts.service, parts.files, parts.reader, settings.agent)
     app.include_router(chat_routes(parts.service, MemoryChat(memory)))
     app.include_router(completion_routes(parts.service))
     app.include_router(native_routes(parts.service))
@@ -98,18 +99,16 @@ def _make_parts(client: Backend, settings: ServeSettings, keys: Sequence[str]) -
     )
     state_dir = settings.state_dir.expanduser()
     runs = RunStore(state_dir / "runs")
-    reader = MemoryReader(
-        runs, client, fingerprint=LocalModel(settings.model).fingerprint(), max_runs=settings.max_runs
-    )
-    metrics.watch([Reading("memjax_memory_runs", "Documents being read.", lambda: reader.active)])
+    identity = LocalModel(settings.model).identity(settings.dtype)
+    reader = MemoryReader(runs, client, identity=identity, max_runs=settings.max_runs)
+    reloader = WeightReloader(service, Path(settings.model), settings.dtype, reader.change_model)
+    metrics.watch([Reading("memjax_memory_runs", "Documents being read.", lambda: len(reader.tasks))])
     grpc = None
     if settings.grpc_port is not None:
         from memjax.serve.jetstream_grpc import GrpcServer  # seconds, and JetStream, which HTTP does without
 
         grpc = GrpcServer(service, settings.host, settings.grpc_port, keys)
-    return Parts(
-        service, FileStore(state_dir / "files"), runs, reader, WeightReloader(service, Path(settings.model)), grpc
-    )
+    return Parts(service, FileStore(state_dir / "files"), runs, reader, reloader, grpc)
 
 
 @asynccontextmanager
@@ -133,7 +132,7 @@ async def _running(parts: Parts, settings: ServeSettings) -> AsyncIterator[None]
 
 
 async def _warm_up(parts: Parts) -> None:
-    """Compile everything, then take requests and go on with the readings that a restart interrupted."""
+    """Compile everything, then take requests and continue the runs that a restart interrupted."""
     started = time.monotonic()
     await asyncio.to_thread(parts.service.client.warm_up)
     parts.service.ready = True
@@ -149,8 +148,8 @@ async def _sweep(parts: Parts, seconds: float) -> None:
 
 
 def expire(parts: Parts, before: float) -> None:
-    """Forget files uploaded, and readings last used, before that time."""
+    """Forget files uploaded, and runs last used, before that time."""
     parts.files.sweep(before)
     for record in parts.runs.list():
-        if record.updated < before and not parts.reader.is_active(record.id):
-            parts.runs.delete(record.owner, record.id)
+        if record.updated < before and record.id not in parts.reader.tasks:
+            parts.runs.delete(record)

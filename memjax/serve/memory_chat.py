@@ -12,10 +12,10 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from memjax.serve.errors import ApiError
-from memjax.serve.memory_service import MAX_FILES, MemoryRequest, MemoryService
+from memjax.serve.memory_service import MemoryService
 from memjax.serve.memory_store import RunRecord
 from memjax.serve.replies import ignored_headers
-from memjax.serve.schemas import ChatRequest
+from memjax.serve.schemas import MAX_FILES, ChatRequest, MemoryRequest
 from memjax.serve.streaming import COMMENT, DONE, EventStream, sse, unless_gone
 
 
@@ -36,9 +36,8 @@ class MemoryChat:
         return bool(files) or len(text) > longest or service.tokenizer.count(text) + limit + 64 > service.window
 
     async def answer(self, body: ChatRequest, request: Request) -> Response:
-        """Read, and answer as a chat completion. The reading ends with the request."""
-        reading = self._request(body)
-        record = await asyncio.to_thread(self._memory.begin, request.state.owner, reading)
+        """Read, and answer as a chat completion. The run ends with the request."""
+        record = await asyncio.to_thread(self._memory.begin, request.state.owner, self._request(body))
         headers = ignored_headers(body) | {"X-Memjax-Run": record.id}
         head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": body.model}
         if body.stream:
@@ -63,15 +62,10 @@ class MemoryChat:
         document, question = _split(body)
         if not files and not document.strip():
             document, question = _split_text(text)
-        given = {
-            "text": document or None,
-            "file_ids": files,
-            "question": question,
-            "answer_tokens": body.max_completion_tokens or body.max_tokens,
-            "seed": body.seed,
-        }
+        limit = body.max_completion_tokens or body.max_tokens
+        asked = {"text": document or None, "file_ids": files, "question": question}
         drawn = {name: getattr(body, name) for name in ("temperature", "top_p") if name in body.model_fields_set}
-        return MemoryRequest.model_validate(given | drawn)
+        return MemoryRequest.model_validate(asked | drawn | {"answer_tokens": limit, "seed": body.seed})
 
     def _forget(self, record: RunRecord) -> None:
         task = asyncio.ensure_future(self._memory.reader.forget(record))
@@ -79,20 +73,20 @@ class MemoryChat:
         task.add_done_callback(self._forgetting.discard)
 
     async def _outcome(self, record: RunRecord) -> tuple[str, dict[str, Any]]:
-        ended = await asyncio.to_thread(self._memory.reader.store.get, record.owner, record.id)
-        state = await asyncio.to_thread(self._memory.reader.store.state, record)
-        if ended.status != "done" or state is None or not state.answers:
-            raise ApiError(503, ended.error or f"the reading was {ended.status} before its end")
-        prompt, drawn = (int(state.counters[name]) for name in ("prompt_tokens", "generated_tokens"))
+        ended = await asyncio.to_thread(self._memory.store.get, record.owner, record.id)
+        run = await asyncio.to_thread(self._memory.view, ended)
+        if not run["answers"]:
+            raise ApiError(503, run["error"] or f"the run was {ended.status} before its end")
+        prompt, drawn = run["counters"]["prompt_tokens"], run["counters"]["generated_tokens"]
         spent = {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
-        return state.answers[0], spent
+        return run["answers"][0]["reply"], spent
 
     async def _events(self, record: RunRecord, head: dict[str, Any], body: ChatRequest) -> AsyncIterator[bytes]:
         head = head | {"object": "chat.completion.chunk"}
         yield sse(head | {"choices": [_delta({"role": "assistant", "content": ""})]})
         async for event in self._memory.reader.follow(record):
-            told = event is not None and event["type"] == "chunk"
-            yield f": chunk {event['chunk']} of {event['chunks']}\n\n".encode() if event and told else COMMENT
+            read = event and event.get("chunk")
+            yield f": chunk {read['index'] + 1}\n\n".encode() if read else COMMENT
         try:
             text, spent = await self._outcome(record)
         except ApiError as error:
@@ -126,14 +120,14 @@ def _contents(body: ChatRequest) -> tuple[str, list[str]]:
 
 
 def _split(body: ChatRequest) -> tuple[str, str]:
-    """The document and the question: the last piece of the messages' text is the question."""
-    pieces = []
+    """The document and the question: the last text of the user is the question."""
+    texts: list[str] = []
     for message in body.messages:
         parts = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
-        pieces += [part for part in parts if part and message.role == "user"]
-    if not pieces:
+        texts += [part for part in parts if part and message.role == "user"]
+    if not texts:
         raise ApiError(400, "no question: the last text of the user's messages is asked about what stands before it")
-    return "\n\n".join(pieces[:-1]), pieces[-1]
+    return "\n\n".join(texts[:-1]), texts[-1]
 
 
 def _split_text(text: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from fastapi import APIRouter, Response
@@ -11,6 +12,8 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from memjax.rollout.client import ClientError
+from memjax.rollout.connect import LocalModel
+from memjax.rollout.identity import ModelIdentity
 from memjax.serve.errors import ApiError
 from memjax.serve.schemas import WeightsRequest
 from memjax.serve.service import ModelService
@@ -19,9 +22,11 @@ from memjax.serve.service import ModelService
 class WeightReloader:
     """Where the weights come from, and the swap to those that lie there now; one swap at a time."""
 
-    def __init__(self, service: ModelService, source: Path):
+    def __init__(
+        self, service: ModelService, source: Path, dtype: str | None, on_swap: Callable[[ModelIdentity], None]
+    ):
         self.source = source
-        self._service = service
+        self._service, self._dtype, self._on_swap = service, dtype, on_swap
         self._lock = asyncio.Lock()
 
     async def swap(self, directory: Path, version: int | None = None) -> int:
@@ -33,12 +38,14 @@ class WeightReloader:
             raise ApiError(400, f"there is no checkpoint {directory}")
         async with self._lock:
             try:
+                identity = await asyncio.to_thread(LocalModel(str(directory)).identity, self._dtype)
                 version = await self._service.client.load_weights(directory, version)
             except ValueError as error:
                 raise ApiError(400, str(error)) from None
             except ClientError as error:
                 raise ApiError(503, str(error)) from None
             self.source = directory
+            self._on_swap(identity)
         return version
 
 

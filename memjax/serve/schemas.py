@@ -10,6 +10,8 @@ from memjax.trajectory import SamplingParams
 
 MAX_SAMPLES = 64
 MAX_PROMPTS = 64
+MAX_QUESTIONS = 32
+MAX_FILES = 100
 _COLDEST = 1e-4
 
 Stop = str | Annotated[list[str], Field(max_length=16)]
@@ -131,3 +133,40 @@ class WeightsRequest(Body):
 
     directory: str = Field(min_length=1)
     version: int | None = Field(None, ge=0)
+
+
+class MemoryRequest(Body):
+    """/v1/memory/answers. The document is text, files uploaded before, or both in that order."""
+
+    model: str | None = None
+    text: str | None = None
+    file_id: str | None = None
+    file_ids: list[str] = Field(default=[], max_length=MAX_FILES)
+    question: str | None = None
+    questions: list[str] = Field(default=[], max_length=MAX_QUESTIONS)
+    chunk_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    memory_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    answer_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    question_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    layout: str | None = None
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    stream: bool = False
+
+    @property
+    def all_questions(self) -> tuple[str, ...]:
+        """The one and the several."""
+        return (*([] if self.question is None else [self.question]), *self.questions)
+
+    @property
+    def all_files(self) -> tuple[str, ...]:
+        """The one and the several."""
+        return (*([] if self.file_id is None else [self.file_id]), *self.file_ids)
+
+
+class AppendRequest(Body):
+    """What to read on: text, files uploaded before, or both in that order."""
+
+    text: str | None = None
+    file_ids: list[str] = Field(default=[], max_length=MAX_FILES)

@@ -13,7 +13,6 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from memjax.agents.prompt_files import load_memory_prompts
 from memjax.serve.app import Parts, create_app
 from memjax.serve.backend import load_client
 from memjax.serve.errors import ApiError
@@ -28,8 +27,8 @@ def run_server(settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: 
     """Serve until SIGTERM or SIGINT. Raises ValueError for a port in use, a model or a limit that cannot be served."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)  # else it reports every backend that is not there
-    if settings.prompts:  # what is wrong with them is said before a model is loaded
-        load_memory_prompts("memory_first", settings.prompts)
+    # What is wrong with prompts is said before a model is loaded.
+    log.info("agent %s with the prompts %s", settings.agent.name, settings.agent.prompt_hash)
     listening = bind(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     raise_file_limit()
@@ -83,7 +82,7 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the readings, whose streams would never end by themselves, then wait for the rest."""
+        """End the runs, whose streams would never end by themselves, then wait for the rest."""
         self._parts.service.draining = True
         await asyncio.to_thread(self._parts.reader.end_all)
         await super().shutdown(sockets)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from memjax.agents.registry import DEFAULT, AnyAgent
 from memjax.config import load_config
 
 
@@ -33,19 +34,22 @@ class ServeSettings(BaseModel):
     request_timeout: float = Field(600.0, gt=0)  # seconds from a request's arrival to its last token
     body_timeout: float = Field(20.0, gt=0)  # seconds for a request's head, and for its body beside 10 kB per second
     drain_seconds: float = Field(60.0, ge=0)  # how long SIGTERM waits for running requests
-    prompts: Path | None = None  # of the memory loop, instead of the bundled ones: a directory, or a MemAgent .py file
-    state_dir: Path = Path("~/.local/state/memjax/serve")  # uploaded files, and readings that go on after a restart
-    run_hours: float = Field(168.0, gt=0)  # files and readings are kept so long after their last use
+    agent: AnyAgent = DEFAULT  # how memory/MODEL works; requests may choose its budgets
+    state_dir: Path = Path("~/.local/state/memjax/serve")  # uploaded files, and runs that continue after a restart
+    run_hours: float = Field(168.0, gt=0)  # files and runs are kept so long after their last use
 
-    @field_validator("prompts")
+    @field_validator("agent")
     @classmethod
-    def _whole(cls, path: Path | None) -> Path | None:
-        return path and path.expanduser().absolute()
+    def _whole(cls, agent: AnyAgent) -> AnyAgent:
+        """Runs are continued by servers that were started in other directories."""
+        prompts = getattr(agent, "prompts", None)
+        return agent.model_copy(update={"prompts": prompts.expanduser().absolute()}) if prompts else agent
 
 
 def read_settings(config: Path | None, given: Mapping[str, Any]) -> ServeSettings:
     """The settings of a file with what was typed (None: nothing) over them; ValueError names what is wrong."""
-    overrides = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    keys = {"prompts": "agent.prompts"}
+    overrides = [f"{keys.get(name, name)}={json.dumps(value)}" for name, value in given.items() if value is not None]
     if config is None and given.get("model") is None:
         raise ValueError("no model given: --model takes a directory in Hugging Face's layout, a .gguf file or a hub id")
     return load_config(ServeSettings, config, overrides)

@@ -124,18 +124,20 @@ def export(
 @app.command()
 def demonstrations(
     config: Annotated[Path, typer.Option(help="YAML file of the run that is to learn: its agent and its tokenizer.")],
-    out: Annotated[Path, typer.Option(help="Trajectory file to write, or to go on with.")],
+    out: Annotated[Path, typer.Option(help="Journal to write, or to continue.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Go over the file.")] = None,
     tasks: Annotated[Path | None, typer.Option(help="Task file. [default: the config's data]")] = None,
     url: Annotated[str | None, typer.Option(help="Address of a teacher. [default: the variable URL]")] = None,
     model: Annotated[str | None, typer.Option(help="The teacher. [default: the config's model]")] = None,
-    samples: Annotated[int, typer.Option(help="Readings of each task.", min=1)] = 1,
-    min_reward: Annotated[float, typer.Option(help="Reward from which a reading is kept.")] = 1.0,
-    limit: Annotated[int | None, typer.Option(help="Read only so many tasks.", min=1)] = None,
+    samples: Annotated[int, typer.Option(help="Episodes of each task.", min=1)] = 1,
+    min_reward: Annotated[float, typer.Option(help="Reward from which an episode is kept.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(help="Work only so many tasks.", min=1)] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start the journal over.")] = False,
 ) -> None:
-    """Let a teacher, or the model itself, read documents, and keep the readings that are good enough to learn from.
+    """Let a teacher, or the model itself, work tasks, and mark the episodes that are good enough to learn from.
 
-    A stage of `kind: trajectories` learns from the file. Started again, a file that is not complete is gone on with.
+    A stage of `kind: trajectories` learns from the journal. Run again, the command continues where it stopped, in the
+    middle of a document too, and makes again what failed.
 
     Examples:
 
@@ -153,20 +155,20 @@ def demonstrations(
         settings = read_config(config, overrides or ())
         source = settings.data if tasks is None else TaskConfig(path=tasks, metric=settings.data.metric)
         choice = choose_model(model if model or url else settings.model, url, os.environ)
-        plan = Plan(source, choice.fingerprint(), limit, samples, min_reward)
+        plan = Plan(source, choice.identity(), limit, samples, min_reward, fresh)
         student = student_tokenizer(settings)
         teacher = open_teacher(settings, choice, student)
-        with console.status("reading") as status:
+        with console.status("working") as status:
 
             def show(made: int, kept: int) -> None:
-                status.update(f"{made} readings, {kept} kept")
+                status.update(f"{made} episodes, {kept} kept")
 
             kept, failed = make_demonstrations(settings, student, teacher, plan, out, show)
     except ValueError as error:
         _stop(str(error), USAGE)
     except (OSError, ClientError) as error:
         _stop(str(error), FAILURE)
-    console.print(f"{out} holds {kept} readings; {failed} did not come to their end", soft_wrap=True)
+    console.print(f"{out} holds {kept} episodes to learn from; {failed} failed", soft_wrap=True)
 
 
 def _stop(message: str, code: int) -> NoReturn:

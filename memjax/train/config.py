@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from memjax.agents.registry import DEFAULT, AnyAgent
 from memjax.config import load_config
-from memjax.data.chunks import MIN_CHUNK_TOKENS
 from memjax.data.tiny import POLICIES, TinyTasks
 from memjax.train.optimizer import OptimizerConfig
 from memjax.train.packing import PackingConfig
@@ -50,25 +50,6 @@ class TaskConfig(_Part):
         return self
 
 
-class AgentConfig(_Part):
-    """How the memory agent reads. Budgets are in tokens."""
-
-    question: int = Field(default=1024, ge=1)
-    """Longest question."""
-    chunk: int = Field(default=5000, ge=MIN_CHUNK_TOKENS)
-    """Document read per turn."""
-    memory: int = Field(default=1024, ge=1)
-    """Longest memory."""
-    answer: int = Field(default=1024, ge=1)
-    """Longest answer."""
-    max_chunks: int | None = Field(default=8, ge=1)
-    """Chunks after which a training document loses its middle; null for none. Validation reads everything."""
-    layout: Literal["memory_first", "chunk_first"] = "memory_first"
-    """Order of the bundled prompts."""
-    prompts: Path | None = None
-    """Prompts instead of the bundled ones: a directory, or a MemAgent Python file."""
-
-
 class RolloutConfig(_Part):
     """How trajectories are sampled."""
 
@@ -86,6 +67,8 @@ class RolloutConfig(_Part):
     """Longest conversation, prompt and reply together."""
     prefix_tokens: int = Field(default=16_384, ge=0)
     """Tokens of prompts whose prefill is kept for equal prompts of other samples."""
+    max_chunks: int | None = Field(default=8, ge=1)
+    """Chunks after which a training document loses its middle; null for none. Validation reads everything."""
 
 
 class BatchConfig(_Part):
@@ -154,7 +137,7 @@ class SupervisedStage(_Part):
     name: str
     """What the log calls it."""
     kind: Literal["recall", "demonstrations", "trajectories"]
-    """Facts to list anew, whole readings by scripted readers, or those of a file."""
+    """Facts to list anew, whole episodes by scripted readers, or those of a file."""
     steps: int = Field(ge=1)
     """Updates, at most."""
     until_loss: float | None = None
@@ -164,7 +147,7 @@ class SupervisedStage(_Part):
     examples: int = Field(default=64, ge=1)
     """Recall examples, or documents, of one update."""
     path: Path | None = None
-    """The trajectory file, such as `memjax train demonstrations` makes."""
+    """The journal of the episodes, such as `memjax train demonstrations` makes."""
     tasks: TinyTasks = TinyTasks()
     """The documents that are read."""
     policies: Mapping[str, float] = {"oracle": 1.0}
@@ -201,8 +184,8 @@ class TrainConfig(_Part):
     """Rollout batches to learn from."""
     data: TaskConfig
     """Tasks to learn from."""
-    agent: AgentConfig = AgentConfig()
-    """The reader."""
+    agent: AnyAgent = DEFAULT
+    """Who works the tasks."""
     rollout: RolloutConfig = RolloutConfig()
     """The sampling."""
     preset: str | None = None
@@ -278,8 +261,13 @@ def read_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainConfig
 
 def refuse_other_run(before: Mapping[str, Any], now: TrainConfig) -> None:
     """ValueError where a run started with the config `before`, as JSON, cannot go on with `now`."""
-    # Keys that did not exist when the run was started have their defaults.
-    old, new = _flat(as_json(TrainConfig.model_validate(before))), _flat(as_json(now))
+    try:
+        # Keys that did not exist when the run was started have their defaults.
+        old, new = _flat(as_json(TrainConfig.model_validate(before))), _flat(as_json(now))
+    except ValidationError:
+        raise ValueError(
+            f"{now.out} holds a run of another version of memjax: choose another directory with out=DIR"
+        ) from None
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{name}.") for name in _MAY_CHANGE):
             raise ValueError(

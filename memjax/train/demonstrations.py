@@ -1,121 +1,127 @@
-"""Readings by a teacher, or by the model itself, of which the good ones are kept to be learned from."""
+"""Episodes by a teacher, or by the model itself, in a journal from which the good ones are learned."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from memjax.agents.scripted import TeacherClient
 from memjax.data import tiny
+from memjax.data.seeds import derive_seed
+from memjax.episodes.conversations import trajectory_of
+from memjax.episodes.journal import EpisodeJournal, Journal
+from memjax.episodes.recorded import RecordedEpisode, Recording
 from memjax.rewards.pool import RewardPool
-from memjax.rollout.client import Client, Prompt
+from memjax.rollout.client import Client
 from memjax.rollout.connect import LocalModel, ModelChoice, open_client
+from memjax.rollout.identity import ModelIdentity
 from memjax.tokenizer import Tokenizer
 from memjax.tokenizer_files import read_tokenizer_files
 from memjax.train.config import TINY, TaskConfig, TrainConfig
-from memjax.train.learner import make_agent
-from memjax.train.rollouts import TaskSource, attempt_task
-from memjax.train.sft import written
-from memjax.train.trajectory_files import TrajectoryFile, row_of
-from memjax.trajectory import Completion, SamplingParams, Task
+from memjax.train.rollouts import Sampler, TaskSource
+from memjax.trajectory import Task, Trajectory
 
-Progress = Callable[[int, int], None]
-"""Called with the readings that are done and those that are kept."""
-
-
-@dataclass(frozen=True)
-class TeacherClient:
-    """A service whose replies are taken as if the student had written them: in its ids, and cut at its budget."""
-
-    service: Client
-    tokenizer: Tokenizer
-
-    @property
-    def model(self) -> str:
-        """The service's name."""
-        return self.service.model
-
-    @property
-    def window(self) -> int | None:
-        """The service's, in its own tokens."""
-        return self.service.window
-
-    async def complete(self, prompt: Prompt, params: SamplingParams) -> list[Completion]:
-        """The service's texts in the student's ids."""
-        ids = self.tokenizer.render_prompt(prompt).ids
-        completions = await self.service.complete(prompt, params)
-        return [written(ids, c, self.tokenizer, params.max_tokens) for c in completions]
-
-    async def close(self) -> None:
-        """Close the service."""
-        await self.service.close()
+_PROBE = "".join(map(chr, range(32, 0x2FF)))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which readings are made, by whom, and from which reward on one is kept."""
+    """Which episodes are made, by whom, and from which reward on one is kept."""
 
     tasks: TaskConfig
-    teacher: str  # as the file names it
-    limit: int | None = None
+    teacher: ModelIdentity
+    limit: int | None = None  # tasks; by default all
     samples: int = 1
     min_reward: float = 1.0
-
-    def first_tasks(self, seed: int) -> list[Task]:
-        """The tasks that are read."""
-        source = TaskSource(self.tasks, seed)
-        count = source.size if self.limit is None else self.limit
-        if count is None:
-            raise ValueError("the tiny task has no end: say with --limit how many documents to read")
-        return source.first(count)
+    fresh: bool = False  # start the journal over
 
 
 def open_teacher(config: TrainConfig, choice: ModelChoice, student: Tokenizer) -> Client:
     """A client that replies in the student's ids. ValueError for a local model that has others."""
-    if isinstance(choice, LocalModel):
-        _refuse_other_ids(choice.model, student)
+    is_local = isinstance(choice, LocalModel)
+    if is_local and _ids_of(Tokenizer(*read_tokenizer_files(choice.model))) != _ids_of(student):
+        raise ValueError(
+            f"{choice.model} has other token ids than the model that is to learn ({student.source}): run it behind an "
+            "endpoint (memjax serve) and give that with --url, so that its text is encoded again"
+        )
     client = open_client(choice, student, length=config.rollout.max_length, slots=config.rollout.slots, dtype=None)
-    return client if isinstance(choice, LocalModel) else TeacherClient(client, student)
+    if is_local:
+        return client
+    return TeacherClient(client.complete, student, client.model, client.window, client.close)
 
 
 def make_demonstrations(
-    config: TrainConfig, student: Tokenizer, teacher: Client, plan: Plan, out: Path, progress: Progress | None = None
+    config: TrainConfig,
+    student: Tokenizer,
+    teacher: Client,
+    plan: Plan,
+    out: Path,
+    progress: Callable[[int, int], None] = lambda made, kept: None,
 ) -> tuple[int, int]:
-    """Read the plan's tasks as the config's agent does, and write the good readings to `out`; (kept, failed).
+    """Work the plan's tasks as the config's agent does, into the journal `out`; how many are kept, how many failed.
 
-    A file that is there already is gone on with. The teacher is closed.
+    What the journal holds is not made again unless it failed; an episode that was cut short is resumed. `progress` is
+    told how many are made and kept. The teacher is closed. JournalMismatch for a journal of another teacher or config.
     """
-    temperature = config.rollout.temperature
-    agent = make_agent(config, student, max_chunks=config.agent.max_chunks)
-    agent = replace(agent, sampling=SamplingParams(temperature=temperature))
-    made_with = {
-        "teacher": plan.teacher,
-        "agent": config.agent.model_dump(mode="json"),
-        "temperature": temperature,
-        "seed": config.seed,
-        "min_reward": plan.min_reward,
-    }
-    with TrajectoryFile(out, made_with) as file, RewardPool() as pool:
-        wanted = [(task, i) for task in plan.first_tasks(config.seed) for i in range(plan.samples)]
-        missing = iter([(task, i) for task, i in wanted if not file.holds(task.id, i)])
+    source = TaskSource(plan.tasks, config.seed)
+    if (count := source.size if plan.limit is None else plan.limit) is None:
+        raise ValueError("the tiny task has no end: say with --limit how many documents to read")
+    slots, counts = asyncio.Semaphore(config.rollout.slots), Counter[str]()
+    identity = replace(plan.teacher, tokenizer=_ids_of(student))
+    with Journal(out, fresh=plan.fresh) as journal, RewardPool() as pool:
+        before = Recording(out, student).episodes
+        sampler = Sampler(config, teacher, student, pool, source)
+        journals = partial(EpisodeJournal, journal, identity=identity, tokenizer=student)
 
-        async def read_on() -> None:
-            for task, i in missing:
-                attempt = await attempt_task(agent, task, teacher, pool, i, config.seed)
-                good = attempt.trajectory.error is None and attempt.reward >= plan.min_reward
-                file.add(row_of(attempt, i, keep=good))
-                if progress:
-                    progress(file.made, file.kept)
+        async def make(task: Task, number: int) -> None:
+            episode = before.get(f"{task.id}/{number}", RecordedEpisode())
+            seed = derive_seed(config.seed, "sample", task.id, number)
+            wanted = {"agent": config.agent.model_dump(mode="json"), "identity": asdict(identity), "seed": seed}
+            score = episode.score or {"error": "it was not made"}
+            stands = episode.begin | wanted == episode.begin and "error" not in score
+            if not stands or score["kept"] != (score["reward"] >= plan.min_reward):
+                async with slots:
+                    (one,) = await sampler.group(task, [number], journals=journals, min_reward=plan.min_reward)
+                score = one.score(plan.min_reward)
+            counts.update(made=1, kept=score["kept"], failed="error" in score)
+            progress(counts["made"], counts["kept"])
 
-        async def read_side_by_side() -> None:
+        async def make_all() -> None:
             try:
-                await asyncio.gather(*(read_on() for _ in range(config.rollout.slots)))
+                tasks = [replace(task, group=task.id) for task in source.first(count)]
+                wanted = [(task, number) for task in tasks for number in range(plan.samples)]
+                for is_known in (True, False):  # what is there first: another teacher's is refused before any call
+                    chosen = [one for one in wanted if (f"{one[0].id}/{one[1]}" in before) == is_known]
+                    await asyncio.gather(*(make(*one) for one in chosen))
             finally:
                 await teacher.close()
 
-        asyncio.run(read_side_by_side())
-        return file.kept, file.failed
+        asyncio.run(make_all())
+    return counts["kept"], counts["failed"]
+
+
+def read_demonstrations(path: Path, tokenizer: Tokenizer) -> list[Trajectory]:
+    """The episodes of a journal that are kept or written by hand, to learn from; ValueError where there is none."""
+    if not path.exists():
+        raise ValueError(f"there is no journal {path}: `memjax train demonstrations` makes one")
+    recording, found = Recording(path, tokenizer), []
+    for name, episode in recording.episodes.items():
+        if episode.demonstrations or (episode.score and episode.score["kept"]):
+            try:
+                trajectory = trajectory_of(recording.turns(name), name, name, counters={}, answer="")
+                if any(c.loss_mask[0] or c.token_ids.max() >= tokenizer.size for c in trajectory.conversations):
+                    raise ValueError("a turn has no prompt, or ids of another model")
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}: the episode {name} cannot be learned from: {error!r}") from error
+            found.append(trajectory)
+    if not found:
+        raise ValueError(f"{path} holds no episode to learn from: none was good enough")
+    return found
 
 
 def student_tokenizer(config: TrainConfig) -> Tokenizer:
@@ -126,12 +132,7 @@ def student_tokenizer(config: TrainConfig) -> Tokenizer:
     return Tokenizer.load(config.out / TINY)
 
 
-def _refuse_other_ids(model: str, student: Tokenizer) -> None:
-    definition, settings, source = read_tokenizer_files(model)
-    teacher = Tokenizer(definition, settings, source)
-    probe = "".join(map(chr, range(32, 0x2FF)))
-    if (teacher.size, teacher.eos_ids, teacher.encode(probe)) != (student.size, student.eos_ids, student.encode(probe)):
-        raise ValueError(
-            f"{model} has other token ids than the model that is to learn ({student.source}): run it behind an "
-            "endpoint (memjax serve) and give that with --url, so that its text is encoded anew"
-        )
+def _ids_of(tokenizer: Tokenizer) -> str:
+    """A hash that tells tokenizers with other ids apart."""
+    ids = tokenizer.size, tokenizer.eos_ids, tokenizer.encode(_PROBE)
+    return hashlib.sha256(repr(ids).encode()).hexdigest()[:24]

@@ -1,4 +1,4 @@
-"""From a config to what a run needs: the model, its agent, the update, and weights for the engine that samples."""
+"""From a config to what a run needs: the model, the update, and weights for the engine that samples."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
-from memjax.agents.base import Budgets
-from memjax.agents.memagent import MemAgent
-from memjax.agents.prompt_files import load_memory_prompts
 from memjax.checkpoint import LoadedModel, load_model
 from memjax.data import tiny
 from memjax.mesh import make_mesh
@@ -109,17 +106,6 @@ def own_part(mesh: Mesh) -> Mesh:
             "devices of a process, and data or fsdp to -1"
         )
     return make_mesh(data=len(own), tensor=own.shape[1], devices=list(own.flat))
-
-
-def make_agent(config: TrainConfig, tokenizer: Tokenizer, *, max_chunks: int | None) -> MemAgent:
-    """The reader of the config."""
-    agent = config.agent
-    return MemAgent(
-        tokenizer=tokenizer,
-        prompts=load_memory_prompts(agent.layout, agent.prompts),
-        budgets=Budgets(agent.question, agent.chunk, agent.memory, agent.answer),
-        max_chunks=max_chunks,
-    )
 
 
 def make_client(config: TrainConfig, model: Model, weights: Params, turn: threading.Lock) -> LocalClient:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -15,14 +15,13 @@ from memjax.checkpoint import hf
 from memjax.checkpoint.store import TrainStore
 from memjax.models.qwen2 import Params
 from memjax.rewards.pool import RewardPool
-from memjax.train.attempts import Attempt
 from memjax.train.config import SupervisedStage, TrainConfig
+from memjax.train.demonstrations import read_demonstrations
 from memjax.train.display import Silent, Watcher
 from memjax.train.learner import (
     Learner,
     Model,
     frozen_copy,
-    make_agent,
     make_client,
     make_learner,
     make_supervised_update,
@@ -31,21 +30,12 @@ from memjax.train.learner import (
     open_model,
     rollout_weights,
 )
-from memjax.train.rollouts import (
-    Collected,
-    Sampler,
-    TaskSource,
-    Validator,
-    batch_metrics,
-    step_metrics,
-    validation_tasks,
-    write_rollouts,
-)
+from memjax.train.rollouts import RolloutBatch, Sampler, TaskSource, batch_metrics
 from memjax.train.run import Position, Run, Stopped, config_of
+from memjax.train.scored import from_bytes, to_bytes
 from memjax.train.sft import stage_examples, supervised_batch
 from memjax.train.step import TrainState, abstract_state, init_state, place, restarted
-from memjax.train.team import by_the_first, is_first
-from memjax.train.trajectory_files import read_trajectories
+from memjax.train.team import by_the_first
 
 
 def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.Event | None = None) -> Path | None:
@@ -85,15 +75,14 @@ def export(run: Path, target: Path, *, best: bool = False) -> int:
 def supervise(run: Run, model: Model, state: TrainState, position: Position) -> tuple[TrainState, Position]:
     """The rest of a supervised stage, and the start of the next."""
     config, stage = run.config, run.config.supervised[position.stage]
-    agent = make_agent(config, model.tokenizer, max_chunks=config.agent.max_chunks)
     packing = replace(config.packing(model.row_multiple), optimizer_steps=1)
     update = make_supervised_update(model, stage.optimizer)
-    readings = read_trajectories(stage.path, model.tokenizer) if stage.path else []
+    recorded = read_demonstrations(stage.path, model.tokenizer) if stage.path else []
     if position.step == 0:
         state = restarted(state, model.config, model.options, stage.optimizer)
     for step in range(position.step, stage.steps):
         started = time.perf_counter()
-        examples = stage_examples(stage, step, agent, model.tokenizer, config.seed, readings)
+        examples = stage_examples(stage, step, config.agent, model.tokenizer, config.seed, recorded)
         state, found = update(state, place(supervised_batch(examples, packing), model.layout))
         metrics = {name: float(value) for name, value in found.items()}
         metrics["timing_s/step"] = time.perf_counter() - started
@@ -132,40 +121,43 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
     turn = threading.Lock()
     learner, weights_of = make_learner(config, model, reference, turn), rollout_weights(model)
     weights = weights_of(state.params)
-    agent = make_agent(config, model.tokenizer, max_chunks=config.agent.max_chunks)
     client = make_client(config, model, weights, turn)
-    source, judged_by = TaskSource(config.data, config.seed), validation_tasks(config)
-    dynamic = config.objective.dynamic_sampling
+    judging = config.validation
     with closing(client.scheduler), RewardPool() as pool, ThreadPoolExecutor(1, "rollout") as beside:
-        sampler = Sampler(agent, client, pool, source, config.rollout, config.seed, dynamic)
-        validator = Validator(replace(agent, max_chunks=None), client, pool, judged_by, config.validation, config.seed)
+        source = TaskSource(config.data, config.seed)
+        judged_by = TaskSource(judging.data, config.seed).first(judging.tasks) if judging.data else []
+        sampler = Sampler(config, client, model.tokenizer, pool, source)
         sampler.check()
         client.warm_up()
         kept = run.pending(position)
-        batch = sampler.from_bytes(kept) if kept else None
+        batch = sampler.batch(*from_bytes(kept)) if kept else None
         if position.step == 0:
-            run.note(position, validator.run())
+            run.note(position, sampler.validate(judged_by))
         first, idle = position.step, 0  # steps that changed nothing
         while position.step < config.steps:
             started = time.perf_counter()
-            batch = batch or _collect(run, sampler, learner, weights, position.tasks, started)
+            if batch is None:
+                sampled = sampler.collect(position.tasks, dump=run.dump_file(position.step + 1))
+                batch = _measured(sampled, run, learner, weights, started)
             position = Position(position.stage, position.step + 1, position.tasks + batch.tasks_drawn)
+            begun, following = time.perf_counter(), None
             is_ahead = config.rollout_ahead and position.step < config.steps
-            begun = time.perf_counter()
-            share = beside.submit(sampler.own_share, position.tasks) if is_ahead else None
+            dump = run.dump_file(position.step + 1) if is_ahead else None
+            share = beside.submit(sampler.local_groups, position.tasks, dump=dump) if is_ahead else None
             state, found = learner.learn(state, batch.trajectories) if batch.kept else (state, {})
             metrics = {**found, **batch.metrics, "timing_s/update_actor": time.perf_counter() - begun}
-            following = _collect(run, sampler, learner, weights, position.tasks, begun, share) if share else None
+            if share:
+                sampled = sampler.collect(position.tasks, share.result(), dump)
+                following = _measured(sampled, run, learner, weights, begun)
             weights = weights_of(state.params)
             asyncio.run(client.swap_weights(on_own_part(model, weights)))
-            metrics |= step_metrics(batch, time.perf_counter() - started)
+            metrics["timing_s/step"] = time.perf_counter() - started
+            metrics["perf/throughput"] = metrics["rollout/tokens"] / metrics["timing_s/step"]
             metrics["rollout/compilations"] = client.engine.compilations
-            if validator.is_due(position.step, config.steps):
-                metrics |= validator.run()
-            if position.step % config.dump_every == 0 and is_first():
-                path = config.out / "rollouts" / f"step_{position.step}.jsonl"
-                write_rollouts(path, batch.sampled, model.tokenizer.decode)
-            run.finish_step(state, position, metrics, partial(sampler.to_bytes, following) if following else None)
+            if position.step % judging.every == 0 or position.step == config.steps:
+                metrics |= sampler.validate(judged_by)
+            pending = partial(to_bytes, following.sampled, following.metrics) if following else None
+            run.finish_step(state, position, metrics, pending)
             idle += not batch.kept
             batch = following
     if idle:
@@ -176,17 +168,8 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
     return state
 
 
-def _collect(
-    run: Run,
-    sampler: Sampler,
-    learner: Learner,
-    weights: Params,
-    first: int,
-    started: float,
-    share: Future[list[Attempt]] | None = None,
-) -> Collected:
-    """A batch from task number `first` on, sampled since `started` with `weights`, against which it is checked."""
-    batch = sampler.collect(first, share.result() if share else None)
+def _measured(batch: RolloutBatch, run: Run, learner: Learner, weights: Params, started: float) -> RolloutBatch:
+    """The batch, sampled since `started` with `weights`, with its metrics; says so where the learner disagrees."""
     metrics = batch_metrics(batch, time.perf_counter() - started)
     if batch.kept:
         found, alarm = learner.compare(weights, batch.trajectories)

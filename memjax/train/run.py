@@ -4,7 +4,7 @@ config.json     what the run was started with
 checkpoints/    the last states, and the best
 pending/        batches that were sampled ahead, one beside each checkpoint
 metrics.jsonl   a line for each step
-rollouts/       some batches, to be read by people
+rollouts/       the episodes of some batches, a journal of each process
 model/          the trained model, at the end
 """
 
@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import jax
 
 from memjax.checkpoint.store import TrainStore
 from memjax.tokenizer_files import read_json
@@ -89,6 +91,15 @@ class Run:
         """Log what was measured between two steps."""
         for log in self._logs:
             log.write(position.total(self.config), {"stage": self._stage_name(position), **metrics})
+
+    def dump_file(self, step: int) -> Path | None:
+        """Where this process writes the episodes of a step, emptied of what a killed run left; None if nowhere."""
+        if step % self.config.dump_every:
+            return None
+        process = "" if is_first() else f".process_{jax.process_index()}"
+        path = self.config.out / "rollouts" / f"step_{step}{process}.jsonl"
+        path.unlink(missing_ok=True)
+        return path
 
     def finish_step(
         self,

@@ -1,26 +1,22 @@
 """The single-window baseline shows everything at once, or refuses."""
 
-from memjax.agents.base import Budgets
-from memjax.agents.single import SingleAgent
-from memjax.rollout.fake import ByteTokenizer, ScriptedClient
-from memjax.trajectory import SamplingParams, Task
+from memjax.agents.single import Single
+from memjax.rollout.fake import ScriptedClient
+from memjax.trajectory import Task
+from tests.episodes.drive import TOKENIZER, drive
 
-BUDGETS = Budgets(question=50, chunk=64, answer=100)
-
-
-def agent():
-    return SingleAgent(ByteTokenizer(), budgets=BUDGETS, sampling=SamplingParams(temperature=0))
+AGENT = Single(question=50, answer=100)
 
 
 async def test_the_whole_text_and_the_question_are_in_one_prompt():
     text = "A line of naïve text. " * 40
     client = ScriptedClient(lambda prompt, params: "\\boxed{yes}")
-    trajectory = await agent().run(Task("t", "Is it?", text), client)
+    trajectory = await drive(AGENT, Task("t", "Is it?", text), client)
     assert trajectory.answer == "\\boxed{yes}"
     assert trajectory.counters["document_tokens"] == len(text.encode())
     assert [c.kind for c in trajectory.conversations] == ["final"]
     (prompt,) = client.prompts
-    shown = prompt.messages[0].text(ByteTokenizer().decode)
+    shown = prompt.messages[0].text(TOKENIZER.decode)
     assert text in shown
     assert "Is it?" in shown
     assert client.params[0].max_tokens == 100
@@ -28,18 +24,18 @@ async def test_the_whole_text_and_the_question_are_in_one_prompt():
 
 async def test_a_text_past_the_window_is_refused_with_the_numbers_and_one_that_just_fits_is_read():
     text = "x" * 1000
-    need = agent().window_needed(1000, "Is it?")
+    need = sum(AGENT.longest_turn("Is it?", TOKENIZER, 1000).values())
     client = ScriptedClient(lambda prompt, params: "yes", window=need - 1)
-    trajectory = await agent().run(Task("t", "Is it?", text), client)
+    trajectory = await drive(AGENT, Task("t", "Is it?", text), client)
     assert trajectory.error == (
         f"the text has 1000 tokens, but beside the question and an answer of 100 the window of scripted ({need - 1}) "
         f"holds 999: read it with the memagent agent"
     )
     client = ScriptedClient(lambda prompt, params: "yes", window=need)
-    assert (await agent().run(Task("t", "Is it?", text), client)).error is None
+    assert (await drive(AGENT, Task("t", "Is it?", text), client)).error is None
 
 
 async def test_the_text_cannot_leave_its_tag():
     client = ScriptedClient(lambda prompt, params: "yes")
-    await agent().run(Task("t", "Is it?", "a</text>b"), client)
-    assert "a‹/text>b" in client.prompts[0].messages[0].text(ByteTokenizer().decode)
+    await drive(AGENT, Task("t", "Is it?", "a</text>b"), client)
+    assert "a‹/text>b" in client.prompts[0].messages[0].text(TOKENIZER.decode)

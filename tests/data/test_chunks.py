@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memjax.data.chunks import neutralise, neutralised, read_chunks
-from memjax.data.documents import open_document
+from memjax.data.chunks import escape_tags, escaped_tags, read_chunks
+from memjax.data.documents import Series, open_document
 from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.rollout.fake import ByteTokenizer
 
@@ -86,13 +86,15 @@ def test_neutralising_does_not_depend_on_the_pieces(parts, cuts):
     text = "".join(parts)
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
-    assert "".join(neutralised(pieces, TAGS)) == neutralise(text, TAGS)
+    assert "".join(escaped_tags(pieces, TAGS)) == escape_tags(text, TAGS)
 
 
 def test_only_the_prompts_own_tags_are_neutralised():
     text = "<memory> </Memory> < / section > <memory class='x'> <memories> <b> a < b <section"
-    assert neutralise(text, TAGS) == "‹memory> ‹/Memory> ‹ / section > ‹memory class='x'> <memories> <b> a < b ‹section"
-    assert neutralise(text, ()) == text
+    assert (
+        escape_tags(text, TAGS) == "‹memory> ‹/Memory> ‹ / section > ‹memory class='x'> <memories> <b> a < b ‹section"
+    )
+    assert escape_tags(text, ()) == text
 
 
 @quick
@@ -123,3 +125,21 @@ def test_memory_does_not_grow_with_the_document():
 @pytest.mark.slow
 def test_a_hundred_megabytes_stream_in_a_few():
     assert _peak_of_reading(1600) < 4_000_000
+
+
+def test_a_document_of_a_series_is_cut_by_itself_and_an_appended_one_leaves_the_others_alone(tmp_path):
+    texts = ["The door is green. " * 20, "Short.", "The keeper left in spring. " * 9]
+    documents = []
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+        documents.append(open_document([str(tmp_path / f"{number}.txt")], tmp_path))
+    alone = [list(read_chunks(document, ByteTokenizer(), 100)) for document in documents]
+    for count in range(1, 4):
+        chunks = list(read_chunks(Series(tuple(documents[:count])), ByteTokenizer(), 100))
+        assert [chunk.ids for chunk in chunks] == [chunk.ids for part in alone[:count] for chunk in part]
+        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+        assert [chunk.start_token for chunk in chunks] == [
+            sum(len(c.ids) for c in chunks[:k]) for k in range(len(chunks))
+        ]
+        assert chunks[-1].document_tokens == sum(len(text) for text in texts[:count])
+        assert chunks[0].document_tokens == pytest.approx(chunks[-1].document_tokens, rel=0.1)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
-from memjax.agents.base import Budgets
 from memjax.agents.memagent import MemAgent
+from memjax.episodes.run import Agent
 from memjax.eval.results import Row
-from memjax.eval.run import Evaluator, Job
+from memjax.eval.run import Evaluator
 from memjax.eval.scoring import PRESETS
+from memjax.eval.tasks import Job
 from memjax.rewards.pool import RewardPool
 from memjax.rollout.client import Client, Prompt
 from memjax.rollout.fake import ByteTokenizer, NeedleReader, ScriptedClient
+from memjax.rollout.identity import ModelIdentity
 from memjax.trajectory import Completion, SamplingParams, Task
 
 CHUNK = 64  # bytes, which are the tokens of the byte tokenizer
@@ -39,9 +42,15 @@ def jobs(cell: str, tasks: list[Task]) -> list[Job]:
     return [Job.of(cell, number, task) for number, task in enumerate(tasks)]
 
 
-def evaluator(client: Client, pool: RewardPool, agent: object | None = None, preset: str = "greedy") -> Evaluator:
-    reader = agent or MemAgent(ByteTokenizer(), budgets=Budgets(question=64, chunk=CHUNK, memory=256, answer=64))
-    return Evaluator(client, reader, ByteTokenizer().decode, PRESETS[preset], pool, "commit", "config")  # type: ignore[arg-type]
+READER = MemAgent(question=64, chunk=CHUNK, memory=256, answer=64)
+IDENTITY = ModelIdentity("scripted", tokenizer="bytes")
+
+
+def evaluator(
+    client: Client, pool: RewardPool, agent: Agent = READER, preset: str = "greedy", journals: Path | None = None
+) -> Evaluator:
+    made_by = {"commit": "commit", "config_hash": "config"}
+    return Evaluator(client, IDENTITY, agent, ByteTokenizer(), PRESETS[preset], 0, pool, made_by, journals)
 
 
 def forgetful(forget: float) -> ScriptedClient:

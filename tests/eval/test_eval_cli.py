@@ -43,32 +43,59 @@ def results_without_commit(out):
     return [line for line in (out / "results.json").read_text().splitlines() if "git_hash" not in line]
 
 
+def kill(command, when):
+    """Start the command, and end it with SIGKILL once `when` holds."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memjax.eval", *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not when() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+def lines_of(file):
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
 def test_a_run_killed_in_the_middle_and_resumed_gives_the_results_of_an_uninterrupted_one(tmp_path, tasks):
     with serving(NeedleReader(PATTERN, forget=0.2), seconds=0.02) as service:
         whole = invoke(*of_file(tasks, service.url, tmp_path / "whole"))
         assert whole.exit_code == 0, whole.output
         calls = len(service.prompts)
 
-        command = [sys.executable, "-m", "memjax.eval", *map(str, of_file(tasks, service.url, tmp_path / "killed"))]
-        process = subprocess.Popen(
-            [*command, "--concurrency", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        killed = [*of_file(tasks, service.url, tmp_path / "killed"), "--concurrency", 2]
         samples = tmp_path / "killed" / "samples_file.jsonl"
-        deadline = time.monotonic() + 60
-        while not (samples.exists() and samples.read_bytes().count(b"\n") >= 4) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        finished = samples.read_bytes().count(b"\n")
-        assert 4 <= finished < 12
+        kill(killed, lambda: lines_of(samples) >= 4)
+        assert 4 <= lines_of(samples) < 12
         assert not (tmp_path / "killed" / "results.json").exists()
 
-        before = len(service.prompts)
         resumed = invoke(*of_file(tasks, service.url, tmp_path / "killed"))
         assert resumed.exit_code == 0, resumed.output
-        assert len(service.prompts) - before == calls * (12 - finished) // 12  # finished samples are not asked again
+        # Neither a finished sample nor a finished call of another one is asked again; two calls were under way.
+        assert calls <= len(service.prompts) - calls <= calls + 2
     assert results_without_commit(tmp_path / "killed") == results_without_commit(tmp_path / "whole")
     assert 0 < json.loads((tmp_path / "whole" / "results.json").read_text())["results"]["file"]["score"] < 1
+
+
+def test_a_run_killed_again_and_again_inside_its_samples_makes_no_finished_call_twice(tmp_path, tasks):
+    settings = ["--samples", 3, "--concurrency", 1, "--chunk-tokens", 32]
+    with serving(NeedleReader(PATTERN, forget=0.2), seconds=0.05) as service:
+        assert invoke(*of_file(tasks, service.url, tmp_path / "whole"), *settings).exit_code == 0
+        calls = len(service.prompts)
+        assert calls >= 3 * 8
+        command = [*of_file(tasks, service.url, tmp_path / "out"), *settings]
+        for _ in range(3):
+            before = len(service.prompts)
+            kill(command, lambda before=before: len(service.prompts) >= before + 6)
+            assert len(list((tmp_path / "out" / "journals").iterdir())) == 1
+        resumed = invoke(*command)
+        assert resumed.exit_code == 0, resumed.output
+        assert f"of {calls // 3} calls were replayed" in resumed.stderr
+        assert calls <= len(service.prompts) - calls <= calls + 3  # at each kill one call was under way
+    assert results_without_commit(tmp_path / "out") == results_without_commit(tmp_path / "whole")
+    assert list((tmp_path / "out" / "journals").iterdir()) == []
 
 
 def test_failed_samples_are_shown_counted_and_retried_by_the_same_command(tmp_path, tasks):
@@ -96,7 +123,8 @@ def test_a_run_without_a_single_answer_ends_with_failure(tmp_path, tasks):
 def test_every_agent_runs_a_generated_suite(tmp_path, agent):
     lengths = ["--lengths", "1k", "--samples", "2", "--window", "700" if agent == "single-truncated" else "4000"]
     with serving(NeedleReader(r"A secret number for (?:\S+) is (\d+)\.")) as service:
-        budgets = ["--question-tokens", "64", "--chunk-tokens", "256", "--memory-tokens", "64", "--answer-tokens", "64"]
+        budgets = ["--question-tokens", "64", "--answer-tokens", "64"]
+        budgets += ["--chunk-tokens", "256", "--memory-tokens", "64"] if agent == "memagent" else []
         out = tmp_path / "out"
         which = ["ruler", "--tasks", "niah_single_1", "--agent", agent, "--url", service.url, "--out", out]
         result = invoke(*which, *lengths, *budgets)
@@ -118,12 +146,28 @@ def test_a_config_file_runs_and_options_go_over_it(tmp_path, tasks):
         file = tmp_path / "eval.yaml"
         file.write_text(
             f"suite: file\ndata: {{tasks: {tasks}}}\nurl: {service.url}\nout: {tmp_path / 'out'}\nsamples: 5\n"
-            "chunk_tokens: 96\nmemory_tokens: 128\n"
+            "agent: {chunk: 96, memory: 128}\n"
         )
-        result = invoke("--config", file, "--samples", 3)
+        result = invoke("--config", file, "--samples", 3, "--memory-tokens", 130)
     assert result.exit_code == 0, result.output
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (config["samples"], config["chunk_tokens"], config["answer_tokens"]) == (3, 96, 1024)
+    assert config["samples"] == 3
+    assert [config[f"agent.{name}"] for name in ("name", "chunk", "memory", "answer")] == ["memagent", 96, 130, 1024]
+
+
+@pytest.mark.parametrize(
+    ("in_file", "options", "agent"),
+    [
+        ("single", {"answer_tokens": 9}, {"name": "single", "answer": 9, "question": 128}),
+        ("single", {"agent": "memagent"}, {"name": "memagent", "chunk": 512, "answer": 64}),
+        ("{name: single, answer: 9}", {"agent": "oracle"}, {"name": "oracle", "answer": 9}),
+        ("{chunk: 99}", {"layout": "chunk_first"}, {"name": "memagent", "chunk": 99, "layout": "chunk_first"}),
+    ],
+)
+def test_options_go_over_the_agent_of_a_config_file(tmp_path, in_file, options, agent):
+    (tmp_path / "c.yaml").write_text(f"suite: smoke\nout: o\nagent: {in_file}\n")
+    loaded = load_config(tmp_path / "c.yaml", options).suited_agent.model_dump()
+    assert {name: loaded[name] for name in agent} == agent
 
 
 def test_a_file_with_fewer_tasks_than_samples_is_read_whole_and_that_is_said(tmp_path, tasks):
@@ -138,7 +182,7 @@ def test_a_directory_made_with_other_budgets_is_refused(tmp_path, tasks):
         invoke(*of_file(tasks, service.url, tmp_path / "out"), "--samples", 1)
         result = invoke(*of_file(tasks, service.url, tmp_path / "out"), "--samples", 1, "--chunk-tokens", "50")
     assert result.exit_code == 2
-    assert "made with another config (chunk_tokens was 96, is 50)" in result.output
+    assert "made with another config (agent.chunk was 96, is 50)" in result.output
 
 
 @pytest.mark.parametrize(
@@ -155,6 +199,14 @@ def test_a_directory_made_with_other_budgets_is_refused(tmp_path, tasks):
         (["ruler", "--out", "o", "--data", "squat=x"], "ruler has no use for data 'squat'; it takes squad, hotpotqa"),
         (["hotpotqa", "--out", "o", "--data", "hotpotqa=x", "--lengths", "7k"], "leave --lengths out"),
         (["smoke", "--out", "o", "--samples", "0"], "--samples: Input should be greater than or equal to 1, got 0"),
+        (["smoke", "--out", "o", "--chunk-tokens", "0"], "--chunk-tokens: Input should be greater than or equal to 16"),
+        (["smoke", "--out", "o", "--agent", "reader"], "there is no agent 'reader': choose one of memagent, single,"),
+        (["smoke", "--out", "o", "--agent", "single", "--layout", "chunk_first"], "--layout: the agent single has no"),
+        (["smoke", "--out", "o", "--agent", "oracle", "--memory-tokens", "9"], "--memory-tokens: the agent oracle has"),
+        (
+            ["smoke", "--out", "o", "--layout", "upside_down"],
+            "--layout: Input should be 'memory_first' or 'chunk_first'",
+        ),
         (["--config", "nowhere.yaml"], "there is no config file nowhere.yaml"),
         (["smoke", "--out", "o"], "no model given: --model takes"),
         (["ruler", "--out", "o", "--tasks", "qa_1"], "qa_1 asks the questions of squad: give --data squad=PATH"),
@@ -187,10 +239,10 @@ def test_lengths_that_cannot_be_had_are_refused(tmp_path, lengths, message):
 
 
 def test_an_unknown_key_of_a_config_file_names_the_nearest(tmp_path):
-    (tmp_path / "c.yaml").write_text("suite: smoke\nout: o\nchunk_token: 5\n")
+    (tmp_path / "c.yaml").write_text("suite: smoke\nout: o\nagent: {chunks: 5}\n")
     result = invoke("--config", tmp_path / "c.yaml")
-    assert "unknown config key chunk_token " in result.output
-    assert "did you mean chunk_tokens?" in result.output
+    assert "unknown config key agent.chunks " in result.output
+    assert "did you mean agent.chunk?" in result.output
 
 
 def test_a_file_where_results_should_go_is_refused(tmp_path, tasks):

@@ -1,18 +1,20 @@
 import asyncio
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
-from memjax.eval.diagnosis import counters
+from memjax.episodes.diagnosis import counters
 from memjax.eval.results import ResultsDirectory
-from memjax.eval.run import Job, run_jobs
+from memjax.eval.run import run_jobs
 from memjax.eval.statistics import wilson
+from memjax.eval.tasks import Job
 from memjax.rewards.pool import RewardPool
 from memjax.rollout.client import ClientError
 from memjax.rollout.fake import ScriptedClient
 from memjax.trajectory import Task
-from tests.eval.forgetful import Wrapped, evaluator, fact_task, forgetful, jobs
+from tests.eval.forgetful import IDENTITY, READER, Wrapped, evaluator, fact_task, forgetful, jobs
 
 FORGET = 0.1
 
@@ -83,17 +85,12 @@ def test_a_client_that_fails_one_request_in_ten_lowers_the_score_by_what_it_shou
 
 @pytest.mark.parametrize("fault", [RuntimeError("broken agent"), KeyError("x")])
 def test_whatever_an_agent_raises_is_that_samples_failure_and_no_other(tmp_path, pool, fault):
-    class Breaking:
-        def __init__(self, agent):
-            self.agent = agent
+    async def breaking(task, episode):
+        if task.id == "box1":
+            raise fault
+        return await READER(task, episode)
 
-        async def run(self, task, client):
-            if task.id == "box1":
-                raise fault
-            return await self.agent.run(task, client)
-
-    whole = evaluator(forgetful(0.0), pool)
-    broken = evaluator(forgetful(0.0), pool, Breaking(whole.agent))
+    broken = evaluator(forgetful(0.0), pool, breaking)
     _, rows = run(tmp_path, jobs("cell", [fact_task(i, 2) for i in range(3)]), broken)
     assert [row.score for row in sorted(rows, key=lambda row: row.number)] == [1, 0, 1]
     assert type(fault).__name__ in next(row for row in rows if row.task_id == "box1").error
@@ -113,6 +110,85 @@ def test_failed_samples_are_tried_again_and_finished_ones_are_not(tmp_path, pool
     assert client.calls - before == 4 * 2
     assert (second["results"]["cell"]["failed"], second["results"]["cell"]["score"]) == (0, 1.0)
     assert sorted(row.attempt for row in rows) == [1, 1, 2, 2, 2, 2]
+
+
+def test_an_interrupted_sample_continues_with_the_call_that_was_under_way(tmp_path, pool):
+    def stop_at_third(call):
+        if call == 2:
+            raise KeyboardInterrupt
+
+    every = jobs("cell", [fact_task(1, 6)])
+    stopped, client = Wrapped(forgetful(0.1), stop_at_third), Wrapped(forgetful(0.1), lambda call: None)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, every, evaluator(stopped, pool, journals=tmp_path / "journals"))
+    results, (resumed,) = run(tmp_path, every, evaluator(client, pool, journals=tmp_path / "journals"))
+    assert (stopped.calls, client.calls) == (3, 5)
+    whole, (row,) = run(tmp_path / "whole", every, evaluator(Wrapped(forgetful(0.1), lambda call: None), pool))
+    assert results == whole
+    assert resumed.replayed_calls == 2
+    assert replace(resumed, replayed_calls=0, started=0, seconds=0) == replace(row, started=0, seconds=0)
+
+
+def test_the_retry_of_a_failed_sample_replays_what_it_had(tmp_path, pool):
+    def fail_third(call):
+        if call == 2:
+            raise ClientError("overloaded")
+
+    client = Wrapped(forgetful(0.0), fail_third)
+    every, reading = jobs("cell", [fact_task(1, 4)]), evaluator(client, pool, journals=tmp_path / "journals")
+    _, (failed,) = run(tmp_path, every, reading)
+    assert (failed.error, failed.fates) == ("overloaded", ())
+    assert [file.name for file in (tmp_path / "journals").iterdir()] == ["cell_0.jsonl"]
+    _, (row,) = run(tmp_path, every, reading)
+    assert (client.calls, row.score, row.attempt, row.fates[0].stage) == (3 + 3, 1, 2, "kept")
+
+
+def test_a_finished_sample_leaves_no_text_of_its_document_among_the_journals(tmp_path, pool):
+    reading = evaluator(forgetful(0.0), pool, journals=tmp_path / "journals")
+    every, left = jobs("cell", [fact_task(i, 2) for i in range(3)]), tmp_path / "journals" / "cell_1.jsonl"
+    on_disk = []
+    run(tmp_path, every, reading, concurrency=1, on_row=lambda row: on_disk.append(len(list(left.parent.iterdir()))))
+    assert on_disk == [0, 0, 0]
+    left.write_text("what a kill between row and journal leaves")
+    run(tmp_path, every, reading)
+    assert list(left.parent.iterdir()) == []
+
+
+def test_a_journal_of_which_nothing_can_be_replayed_makes_way_and_that_is_said(tmp_path, pool):
+    every, journals = jobs("cell", [fact_task(1, 3)]), tmp_path / "journals"
+
+    def stop(call):
+        if call == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, every, evaluator(Wrapped(forgetful(0.0), stop), pool, journals=journals))
+    said = []
+    changed = replace(
+        evaluator(forgetful(0.0), pool, journals=journals),
+        identity=replace(IDENTITY, dtype="bfloat16"),
+        say=said.append,
+    )
+    _, (row,) = run(tmp_path, every, changed)
+    assert (row.score, row.replayed_calls, row.model_calls) == (1, 0, 4)
+    assert len(said) == 1
+    assert "cell 0 starts over: " in said[0]
+    assert "dtype was None, is 'bfloat16'" in said[0]
+
+
+def test_a_journal_that_is_damaged_ends_the_run_with_its_name(tmp_path, pool):
+    (tmp_path / "journals").mkdir()
+    (tmp_path / "journals" / "cell_0.jsonl").write_text("garbage\n")
+    reading = evaluator(forgetful(0.0), pool, journals=tmp_path / "journals")
+    with pytest.raises(ValueError, match=r"journals/cell_0.jsonl is not a journal of memjax"):
+        run(tmp_path, jobs("cell", [fact_task(1, 1)]), reading)
+
+
+def test_the_prompt_hash_tells_other_prompts_from_these(tmp_path, pool):
+    tasks = [fact_task(1, 2), fact_task(1, 2), fact_task(2, 2)]
+    _, rows = run(tmp_path, jobs("cell", tasks), evaluator(forgetful(0.0), pool))
+    first, same, other = (row.prompt_hash for row in sorted(rows, key=lambda row: row.number))
+    assert first == same != other
 
 
 def test_tasks_are_made_only_when_there_is_a_place_for_them(tmp_path, pool):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import signal
 import threading
 import time
@@ -10,9 +11,13 @@ from functools import partial
 
 import pytest
 
+from memjax.agents.oracle import own_text
+from memjax.data.corpus import Corpus, Documents, write_corpus
 from memjax.eval.results import ResultsDirectory
 from memjax.eval.run import run_jobs
+from memjax.eval.tasks import Job
 from memjax.rewards.pool import RewardPool
+from memjax.trajectory import Task
 from tests.eval.forgetful import SlowEvaluator, evaluator, fact_task, forgetful, jobs
 from tests.ray_cluster import two_nodes
 
@@ -83,3 +88,15 @@ def test_when_every_replica_dies_finished_samples_stay_and_the_next_run_goes_on(
     assert len(rows) == 12
     assert results["results"]["cell"]["failed"] == 0
     assert len((tmp_path / "more").read_text().splitlines()) < 12
+
+
+def test_a_context_made_of_documents_keeps_them_on_its_way_to_a_replica(tmp_path):
+    from memjax.eval.ray_runner import _movable
+
+    write_corpus(tmp_path / "pool.jsonl", ["Far\nNothing.", "Own\nThe answer is x.", "Mine\nAlso ours."])
+    corpus = Corpus(tmp_path / "pool.jsonl")
+    task = Task("t", "Which?", Documents(corpus, (0, 2, 1)), ("x",), extra={"own": [2, 3]})
+    moved = pickle.loads(pickle.dumps(_movable(Job.of("cell", 0, task)))).task
+    assert (own_text(moved), moved.context.name) == (own_text(task), task.context.name)
+    assert list(moved.context.pieces()) == list(task.context.pieces())
+    corpus.close()

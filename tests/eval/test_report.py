@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from memjax.eval.diagnosis import Fate
+from memjax.episodes.diagnosis import Fate
 from memjax.eval.plot import curve, plot_accuracy
 from memjax.eval.report import Table, busy_seconds, comparison_table, load_run, report, scores_table
 from memjax.eval.results import ResultsDirectory

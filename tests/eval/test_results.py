@@ -5,7 +5,7 @@ import pytest
 
 from memjax.eval.results import ResultsDirectory, Row, commit, read_samples, summarise
 
-CONFIG = {"suite": "smoke", "model": "m", "chunk_tokens": 512}
+CONFIG = {"suite": "smoke", "model": "m", "agent.chunk": 512}
 
 
 def row(number, score=1.0, **changes):
@@ -81,10 +81,10 @@ def test_a_line_that_is_no_sample_is_refused_by_file_and_line(tmp_path):
 def test_another_config_is_refused_with_the_fields_that_differ(tmp_path):
     with ResultsDirectory(tmp_path, CONFIG):
         pass
-    other = {**CONFIG, "chunk_tokens": 256, "agent": "single"}
+    other = {**CONFIG, "agent.chunk": 256, "agent.name": "single"}
     with pytest.raises(ValueError, match="made with another config") as refused, ResultsDirectory(tmp_path, other):
         pass
-    assert 'agent was null, is "single"; chunk_tokens was 512, is 256' in str(refused.value)
+    assert 'agent.chunk was 512, is 256; agent.name was null, is "single"' in str(refused.value)
     assert "suite" not in str(refused.value)
 
 

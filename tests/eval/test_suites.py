@@ -2,9 +2,12 @@ from pathlib import Path
 
 import pytest
 
+from memjax.agents.registry import AGENTS
 from memjax.eval.config import EvalConfig
+from memjax.eval.session import conversation_tokens, open_evaluator
 from memjax.eval.suites import SUITES
 from memjax.eval.tasks import TaskMaker, cells_of, tokens_of
+from memjax.rollout.connect import Service
 from memjax.rollout.fake import ByteTokenizer
 
 HOTPOTQA = Path(__file__).parents[1] / "data" / "multihop" / "hotpotqa_40.json.gz"
@@ -71,10 +74,10 @@ def test_more_questions_than_there_are_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"chunk_tokens": 99},
+        {"agent": {"chunk": 99}},
         {"agent": "single"},
         {"preset": "memagent"},
-        {"layout": "chunk_first"},
+        {"agent": {"layout": "chunk_first"}},
         {"seed": 1},
         {"samples": 9},
         {"lengths": ("2k",)},
@@ -88,7 +91,43 @@ def test_what_a_score_may_depend_on_is_part_of_the_identity(changes):
     assert EvalConfig(suite="smoke", out="out", **changes).identity() != config.identity()
 
 
+@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("preset", ["greedy", "memagent"])
+async def test_the_preset_and_the_budgets_reach_the_agent(name, preset, tmp_path):
+    config = EvalConfig(suite="smoke", out=tmp_path, agent={"name": name, "answer": 77}, preset=preset, seed=7)
+    evaluator = open_evaluator(config, Service("http://localhost:9", "m"), 4096, {}, ByteTokenizer())
+    assert isinstance(evaluator.agent, AGENTS[name])
+    assert (evaluator.preset.name, evaluator.seed) == (preset, 7)
+    assert (evaluator.agent.answer, evaluator.agent.question) == (77, 128)  # 128 is what the suite says
+    assert getattr(evaluator.agent, "chunk", 512) == 512
+    await evaluator.client.close()
+    evaluator.pool.close()
+
+
+def test_other_prompts_have_another_hash():
+    agents = ("memagent", {"layout": "chunk_first"}, "single", "no-context")
+    assert len({EvalConfig(suite="smoke", out="out", agent=agent).agent.prompt_hash for agent in agents}) == 4
+
+
+def test_prompts_are_known_by_their_hash_and_not_by_their_place(tmp_path):
+    moved = EvalConfig(suite="smoke", out="out", agent={"prompts": tmp_path})
+    assert moved.identity() == EvalConfig(suite="smoke", out="out").identity()
+
+
+@pytest.mark.parametrize(("name", "needs"), [("memagent", 0), ("no-context", 0), ("oracle", 8192), ("single", None)])
+def test_a_local_engine_is_sized_by_what_the_agent_shows_at_once(name, needs, tmp_path):
+    config = EvalConfig(suite="hotpotqa", out=tmp_path, agent=name, data={"hotpotqa": HOTPOTQA})
+    if needs is None:
+        with pytest.raises(ValueError, match="hotpotqa does not say how long its texts are: give --window"):
+            conversation_tokens(config, ByteTokenizer())
+        config = config.model_copy(update={"window": 20_000})
+        assert conversation_tokens(config, ByteTokenizer()) == 20_000
+    else:
+        longest = sum(config.agent.longest_turn("?", ByteTokenizer(), 0).values())
+        assert conversation_tokens(config, ByteTokenizer()) == longest + config.agent.question + needs
+
+
 def test_where_and_how_fast_a_run_goes_is_not():
     config = EvalConfig(suite="smoke", out="out")
-    moved = EvalConfig(suite="smoke", out="elsewhere", concurrency=3, url="http://x", ray=True, chunk_tokens=512)
+    moved = EvalConfig(suite="smoke", out="elsewhere", concurrency=3, url="http://x", ray=True, agent={"chunk": 512})
     assert moved.identity() == config.identity()  # 512 is what the suite says anyway

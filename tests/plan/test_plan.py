@@ -20,7 +20,7 @@ from memjax.plan.job import Job, model_shape
 from memjax.plan.memory import UPDATE, bytes_per_device, held, passing
 from memjax.plan.programs import PROGRAMS, Compiled, TooLarge, compile_program
 from memjax.plan.report import Plan
-from memjax.plan.work import forward_flops, micro_batches, reading, step_times, update_time
+from memjax.plan.work import forward_flops, longest, micro_batches, step_times, update_time
 from memjax.train.config import read_config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
@@ -86,7 +86,7 @@ def test_the_arithmetic_of_a_token_is_twice_its_weights() -> None:
 
 
 def test_a_trajectory_is_as_long_as_its_budgets_allow() -> None:
-    one = reading(job("v5p:4x4x4"))
+    one = longest(job("v5p:4x4x4"))
     assert one.document == 8 * 5000
     assert one.prompts == 8 * (1024 + 1024 + 5000) + 2 * 1024
     assert (one.conversations, one.sampled) == (9, 9 * 1024)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memjax.rollout.reply import Reply
+from memjax.rollout.reply import GrowingReply
 
 END = 256
 
@@ -19,7 +19,7 @@ class Bytes:
 
 
 def reply(*, stop=(), max_tokens=1000) -> Reply:
-    return Reply(Bytes(), {END}, stop, max_tokens)
+    return GrowingReply(Bytes(), {END}, stop, max_tokens)
 
 
 def push_all(growing: Reply, ids) -> str:

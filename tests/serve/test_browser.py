@@ -14,11 +14,14 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import uvicorn
 
+from memjax.episodes.journal import Journal, packed
+from memjax.rewards.answers import extract_answer
+from memjax.serve.journal_view import create_view
 from memjax.serve.listening import bind
-from memjax.serve.trace_view import create_view
 from tests.serve.conftest import serving
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -31,7 +34,7 @@ pytestmark = [
 ]
 
 BOOK = Path(__file__).parents[2] / "memjax" / "data" / "books" / "sherlock_holmes_adventures.txt.gz"
-BUDGETS = {"Tokens of a piece": 200, "Tokens of the memory": 40, "Tokens of an answer": 16}
+BUDGETS = {"Tokens of a chunk": 200, "Tokens of the memory": 40, "Tokens of an answer": 16}
 QUESTION = "Who is the woman?"
 expect = playwright.expect
 
@@ -97,13 +100,13 @@ def slowed(server, seconds: float):
         engine.generate = generate
 
 
-def shown_piece(page) -> int:
+def shown_chunk(page) -> int:
     return int(page.locator("#memory-title").inner_text().rsplit(" ", 1)[1])
 
 
-def wait_for_piece(page, number: int) -> None:
+def wait_for_chunk(page, number: int) -> None:
     expect(page.locator("#memory-title")).to_have_text(re.compile(r"\d+"), timeout=20_000)
-    while shown_piece(page) < number:  # an expectation of text would miss pieces that come fast
+    while shown_chunk(page) < number:  # an expectation of text would miss chunks that come fast
         page.wait_for_timeout(20)
 
 
@@ -113,39 +116,40 @@ def test_a_book_is_read_left_in_the_middle_found_again_and_answered(server, page
         expect(page.get_by_role("heading", name=QUESTION)).to_be_focused()
         seen = set()
         while len(seen) < 5:
-            wait_for_piece(page, max(seen, default=0) + 1)
-            seen.add(shown_piece(page))
+            wait_for_chunk(page, max(seen, default=0) + 1)
+            seen.add(shown_chunk(page))
             expect(page.locator("#change")).to_have_text(re.compile(r"words? added, \d+ dropped|Nothing changed"))
         expect(page.locator("#progress-text")).to_contain_text(
-            re.compile(r"\d+ of about \d+ pieces read · .* tokens/s · .* left")
+            re.compile(r"\d+ of about \d+ chunks read · .* tokens/s · .* left")
         )
         address = page.url
         assert re.search(r"#run-[0-9a-f]{24}$", address)
         page.reload()
-        wait_for_piece(page, max(seen))
+        wait_for_chunk(page, max(seen))
         assert page.url == address
         assert page.locator("#documents").inner_text() == "sherlock.txt"
     expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
     expect(page.locator("#progress-text")).to_contain_text("Read to the end")
     run = server.get(f"/v1/memory/answers/{address.partition('#')[2]}").json()
     assert run["status"] == "done"
-    assert shown_piece(page) == run["chunks_read"] > 5
+    assert shown_chunk(page) == run["chunks_read"] > 5
     with page.expect_download() as download:
-        page.get_by_role("button", name="Download the trace").click()
-    lines = Path(download.value.path()).read_text().splitlines()
-    assert len(lines) == run["counters"]["model_calls"]
+        page.get_by_role("button", name="Download the journal").click()
+    lines = map(json.loads, Path(download.value.path()).read_text().splitlines())
+    assert sum(line["type"] == "call" for line in lines) == run["counters"]["model_calls"]
 
 
 def test_a_reading_is_stopped_and_goes_on_and_is_deleted(server, page, book):
     with slowed(server, 0.02):
         ask(page, server.url, text=book.read_text())
-        wait_for_piece(page, 2)
+        wait_for_chunk(page, 2)
         page.get_by_role("button", name="Stop").click()
         expect(page.locator("#progress-text")).to_contain_text("Stopped")
-        stopped = shown_piece(page)
-        page.get_by_role("button", name="Go on").click()
-        wait_for_piece(page, stopped + 1)
+        stopped = shown_chunk(page)
+        page.get_by_role("button", name="Resume").click()
+        wait_for_chunk(page, stopped + 1)
     expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+    expect(page.locator("#progress-text")).to_contain_text(re.compile(r"Read to the end · .* calls? replayed"))
     page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Delete").click()
     expect(page.get_by_role("button", name="Read it")).to_be_visible()
@@ -190,13 +194,13 @@ def test_the_page_can_be_used_with_the_keyboard_alone(server, page, book):
         keyboard.type(str(tokens))
     keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
-    last = shown_piece(page)
-    page.get_by_label("Piece of the text").focus()
+    last = shown_chunk(page)
+    page.get_by_label("Chunk of the text").focus()
     keyboard.press("ArrowLeft")
-    assert shown_piece(page) == last - 1
+    assert shown_chunk(page) == last - 1
     assert page.url.endswith(f"/{last - 1}")
     keyboard.press("Home")
-    assert shown_piece(page) == 1
+    assert shown_chunk(page) == 1
 
 
 def test_a_dropped_file_is_chosen_and_can_be_taken_back(server, page):
@@ -215,7 +219,7 @@ def test_errors_are_told_in_words_and_the_form_keeps_what_was_written(server, pa
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text("There is nothing to read yet")
     page.get_by_label("Or paste the text").fill("Some text.")
-    page.get_by_label("Tokens of a piece").fill("100000")
+    page.get_by_label("Tokens of a chunk").fill("100000")
     page.get_by_role("button", name="Read it").click()
     expect(alert).to_contain_text("lower the chunk budget")
     assert page.get_by_label("What do you want to know?").input_value() == QUESTION
@@ -244,7 +248,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(engine, loaded, tmp_path, page,
 def test_a_server_that_restarts_is_found_again(engine, loaded, tmp_path, page, book):
     with serving(engine, loaded, tmp_path) as server, slowed(server, 0.02):
         ask(page, server.url, text=book.read_text())
-        wait_for_piece(page, 2)
+        wait_for_chunk(page, 2)
         port = int(server.url.rpartition(":")[2])
     expect(page.get_by_role("alert")).to_contain_text("Trying again")
     with serving(engine, loaded, tmp_path, port=port):
@@ -252,19 +256,54 @@ def test_a_server_that_restarts_is_found_again(engine, loaded, tmp_path, page, b
         expect(page.get_by_role("alert")).to_be_hidden()
 
 
+MEMORIES = ["The door is green.", "The door is green. The code is unknown.", "The code of the door is 7093."]
+CHUNKS = ["The door was painted.", "Nobody <b>knew</b> it.", "Then the keeper set 7093."]
+
+
+def prompt(number: int) -> list[dict]:
+    memory = {"reply": [number]} if number else "Nothing yet."
+    return [{"role": "user", "content": ["Known: ", memory, " Read: ", {"chunk": number}]}]
+
+
+def write_journal(path: Path) -> None:
+    """Two drives of a question, the second after an edit of the last chunk, and an attempt without chunks."""
+    lines: list[dict] = []
+    for number, text in enumerate(CHUNKS):
+        lines.append({"type": "chunk", "n": number, "text": packed(text.encode()), "tokens": "", "hash": f"{number}"})
+    begin = {"type": "begin", "identity": {}, "seed": 0, "question": "Which code?", "document": {"name": "book.txt"}}
+
+    def call(number: int, memory: str, **more) -> dict:
+        shown = {"n": number, "index": number, "start": 100 * number, "tokens": 100, "document": 300}
+        head = {"type": "call", "episode": "0", "key": [number + 1], "digest": f"{memory}{number}", "kind": "memory"}
+        return head | {"prompt": prompt(number), "chunk": shown, "reply": {"text": memory, "seconds": 2.0}}
+
+    def end(answer: str) -> dict:
+        final = {"type": "call", "key": [4], "digest": answer, "kind": "final", "prompt": prompt(0)[:1]}
+        lines.append(final | {"episode": "0", "reply": {"text": answer, "seconds": 1.0}})
+        return {"type": "end", "episode": "0", "answer": answer, "error": None}
+
+    lines += [begin | {"episode": "0"}, *(call(n, memory) for n, memory in enumerate([*MEMORIES[:2], "It is 1."]))]
+    lines.append(end("\\boxed{1}"))
+    lines.append(begin | {"episode": "0"})
+    for number, memory in enumerate(MEMORIES[:2]):
+        lines.append({"type": "replay", "episode": "0", "key": [number + 1], "digest": f"{memory}{number}"})
+    lines.append(call(2, MEMORIES[2]))
+    lines.append(end("So: \\boxed{It is 7093}") | {"counters": {"replayed_calls": 2}})
+    alone = [{"role": "user", "content": ["Of ", {"ids": packed(np.arange(40, dtype=np.int32))}, " which code?"]}]
+    lines.append(begin | {"episode": "task-1/2"})
+    single = {"type": "call", "episode": "task-1/2", "key": [1], "digest": "x", "kind": "final", "prompt": alone}
+    lines.append(single | {"reply": {"text": "None", "seconds": 1.0}})
+    lines.append({"type": "end", "episode": "task-1/2", "answer": "None", "error": None, "counters": {}})
+    with Journal(path) as journal:
+        for line in lines:
+            journal.write(line)
+
+
 @pytest.fixture(scope="module")
 def viewer(tmp_path_factory):
-    """`memjax view` over a small trace."""
-    memories = ["The door is green.", "The door is green. The code is unknown.", "The code of the door is 7093."]
-    lines = [
-        {"chunk": i, "memory": memory, "answer": None, "reply": memory, "tokens_read": 100 * (i + 1)}
-        for i, memory in enumerate(memories)
-    ]
-    lines.append({"chunk": None, "memory": memories[-1], "answer": "It is 7093", "reply": "x", "tokens_read": 300})
-    prompt = [{"role": "user", "content": "Section: <b>the keeper</b> set 7093."}]
-    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
-    common = {"question": "Which code?", "document_tokens": 300, "seconds": 2.0, "prompt": prompt}
-    path.write_text("".join(json.dumps(common | line) + "\n" for line in lines))
+    """`memjax view` over a small journal."""
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    write_journal(path)
     listening = bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(create_view(path), log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -274,33 +313,63 @@ def viewer(tmp_path_factory):
     thread.join(30)
 
 
-def test_a_trace_shows_what_changed_and_where_the_answer_comes_from(viewer, page):
+def test_a_journal_shows_what_changed_and_where_the_answer_comes_from(viewer, page):
     page.goto(viewer)
-    expect(page.locator("#answer")).to_have_text("It is 7093 piece 3")
-    expect(page.locator("#progress-text")).to_have_text("Read to the end · 3 of 3 pieces · 50 tokens/s")
+    expect(page.locator("#documents")).to_have_text("book.txt")
+    expect(page.locator("#answer")).to_have_text("It is 7093 chunk 3")
+    words = "Read to the end · 3 of 3 chunks · 50 tokens/s · 2 calls replayed"
+    expect(page.locator("#progress-text")).to_have_text(words)
     page.get_by_role("link", name="7093").click()
     expect(page.locator("#memory-title")).to_be_focused()
     expect(page.locator("#change")).to_have_text("4 words added, 5 dropped")
     expect(page.locator("#memory mark")).to_have_text("7093")
     page.get_by_text("What the model was shown").click()
-    expect(page.locator("#passage")).to_have_text("Section: <b>the keeper</b> set 7093.")
+    expect(page.locator("#passage")).to_have_text(f"Known: {MEMORIES[1]} Read: Then the keeper set 7093.")
+    expect(page.locator("#passage mark")).to_have_text("7093")
     page.get_by_label("Show what was dropped").uncheck()
     expect(page.locator("#memory")).to_have_text("The code of the door is 7093.")
-    page.get_by_role("button", name="The piece before").click()
+    page.get_by_role("button", name="The chunk before").click()
+    expect(page.locator("#passage")).to_have_text(f"Known: {MEMORIES[0]} Read: Nobody <b>knew</b> it.")
     page.reload()
-    assert shown_piece(page) == 2
+    assert shown_chunk(page) == 2
 
 
-def test_a_trace_that_begins_in_the_middle_of_a_document_is_shown(viewer, page):
+def test_episodes_of_a_file_are_told_apart_and_one_without_chunks_is_shown(viewer, page):
+    page.goto(viewer)
+    expect(page.locator("#switch label")).to_have_text(["Which code? (0)", "Which code? (task-1/2)"])
+    page.locator("#switch").get_by_text("task-1/2").click()
+    expect(page.locator("#answer")).to_have_text("None")
+    expect(page.locator("#progress-text")).to_have_text("Answered")
+    expect(page.locator("#memory-box")).to_be_hidden()
+    page.get_by_text("What the model was shown").click()
+    expect(page.locator("#passage")).to_have_text("Of [40 tokens] which code?")
+
+
+def test_a_journal_that_is_damaged_or_half_written_is_told_of(viewer, page):
     page.goto(viewer)
     run = """async ([text]) => {
-      const { fromTrace } = await import('/page/reading.js');
-      const reading = fromTrace(text);
-      return [reading.steps.length, reading.memory(3, 0), reading.change(3, 0).added, reading.status];
+      const { fromJournal } = await import('/page/reading.js');
+      try { return fromJournal(text).episodes.length; } catch (error) { return error.message; }
     }"""
-    line = {"question": "Who?", "chunk": 2, "reply": "A b", "memory": "A b", "tokens_read": 9, "document_tokens": 9}
-    text = json.dumps(line | {"seconds": 1.0, "answer": None})
-    assert page.evaluate(run, [text]) == [3, "A b", 2, "stopped"]
+    begin = json.dumps({"type": "begin", "episode": "0", "question": "Who?"}) + "\n"
+    assert page.evaluate(run, [begin + '{"type": "call", "epi']) == 1
+    assert page.evaluate(run, [begin + "x\n"]) == "Line 2 is not a line of a journal."
+
+
+ANSWERS = [
+    ("It is \\boxed{4711}.", "4711"),
+    ("\\boxed{1} or \\boxed{a {b} c}", "a {b} c"),
+    ("\\boxed{1} then \\boxed{2", "1"),
+    ("<think>\\boxed{1}</think> two", "two"),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("reply", "expected"), ANSWERS)
+def test_the_answer_in_a_reply_is_that_of_the_server(viewer, page, reply, expected):
+    page.goto(viewer)
+    assert page.evaluate("async (a) => (await import('/page/words.js')).answerOf(a)", reply) == expected
+    assert extract_answer(reply) == expected
 
 
 CASES = [
@@ -317,15 +386,15 @@ CASES = [
 def test_a_diff_is_by_words_and_its_parts_are_the_texts(viewer, page, before, after, expected):
     page.goto(viewer)
     run = "async ([a, b]) => (await import('/page/words.js')).diff(a, b)"
-    pieces = page.evaluate(run, [before, after])
-    assert [[piece["kind"], piece["text"]] for piece in pieces] == expected
+    spans = page.evaluate(run, [before, after])
+    assert [[span["kind"], span["text"]] for span in spans] == expected
 
 
 def test_the_words_of_an_answer_lead_to_the_first_memory_that_held_them(viewer, page):
     page.goto(viewer)
     run = "async ([a, m]) => (await import('/page/words.js')).sourced(a, m)"
-    pieces = page.evaluate(run, ["The KEY is under mats, maybe", ["the key", "key under the mats", "mats"]])
-    assert [(piece["text"], piece["chunk"]) for piece in pieces] == [
+    spans = page.evaluate(run, ["The KEY is under mats, maybe", ["the key", "key under the mats", "mats"]])
+    assert [(span["text"], span["chunk"]) for span in spans] == [
         ("The ", None),
         ("KEY ", 1),
         ("is ", None),
@@ -351,7 +420,7 @@ def test_no_rule_of_accessibility_is_broken_and_nothing_overflows(server, viewer
     page.goto(viewer)
     page.get_by_role("link", name="7093").click()
     page.get_by_text("What the model was shown").click()
-    check(page, f"trace-{scheme}-{width}")
+    check(page, f"journal-{scheme}-{width}")
     context.close()
 
 

@@ -10,11 +10,18 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
+from memjax.episodes.journal import Journal, read_lines, unpacked
+from memjax.rollout.local import LocalClient
+from memjax.serve import memory_view
 from memjax.serve.app import expire
-from tests.serve.conftest import serving, wait_for
+from memjax.serve.memory_reader import MemoryReader
+from memjax.serve.settings import ServeSettings
+from tests.serve.conftest import running_server, serving, wait_for
+from tests.tiny_model import write_tiny_model
 
 TEXT = "The lamp room door opens with a code. " * 25
 BUDGETS = {"chunk_tokens": 100, "memory_tokens": 32, "answer_tokens": 16, "question_tokens": 16}
@@ -31,10 +38,32 @@ def upload(server, text: str, **options) -> dict:
     return httpx.post(f"{server.url}/v1/files", files={"file": ("a.txt", text.encode())}, **options).json()
 
 
+def journal(server, run_id: str) -> list[dict]:
+    return [json.loads(line) for line in server.get(f"/v1/memory/answers/{run_id}/journal").text.splitlines()]
+
+
+def calls(server, run_id: str) -> list[dict]:
+    return [line for line in journal(server, run_id) if line["type"] == "call"]
+
+
 def drawn(server, run_id: str) -> list[list[int]]:
     """The ids of every reply: bytes of a random model are mostly no text that could be compared."""
-    lines = server.get(f"/v1/memory/answers/{run_id}/trace").text.splitlines()
-    return [json.loads(line)["token_ids"] for line in lines]
+    return [unpacked(line["reply"]["ids"], np.int32).tolist() for line in calls(server, run_id)]
+
+
+def status(server, run_id: str) -> str:
+    return server.get(f"/v1/memory/answers/{run_id}").json()["status"]
+
+
+def wait_done(server, run_id: str) -> dict:
+    wait_for(lambda: status(server, run_id) != "reading")
+    run = server.get(f"/v1/memory/answers/{run_id}").json()
+    assert run["status"] == "done", run["error"]
+    return run
+
+
+def read_events(events: list[dict], episode: str = "0") -> list[dict]:
+    return [event for event in events if "chunk" in event and event["episode"] == episode]
 
 
 def ask(server, **changes) -> dict:
@@ -47,16 +76,25 @@ def test_a_document_is_read_chunk_by_chunk_and_answered(server):
     response = server.post("/v1/memory/answers", ASK | {"stream": True, "questions": ["Whose room?"]})
     assert response.headers["content-type"].startswith("text/event-stream")
     events = events_of(response)
-    chunks = [event for event in events if event["type"] == "chunk"]
-    assert [event["chunk"] for event in chunks] == list(range(1, len(chunks) + 1))
-    assert len(chunks) > 4
-    assert chunks[-1]["chunks"] == len(chunks)
-    assert chunks[-1]["tokens_read"] == chunks[-1]["document_tokens"]
-    assert [memory["question"] for memory in chunks[0]["memories"]] == ["Which code?", "Whose room?"]
-    assert all(event["tokens_per_second"] > 0 for event in chunks)
-    assert events[-2]["type"] == "answer"
-    assert len(events[-2]["answers"]) == 2
-    assert events[-1] == {"type": "end", "status": "done", "error": None}
+    assert events[0] == {
+        "type": "run",
+        "run": response.headers["x-memjax-run"],
+        "documents": ["text"],
+        "questions": ["Which code?", "Whose room?"],
+    }
+    begun = {event["episode"]: event["question"] for event in events if event["type"] == "begin"}
+    assert begun == {"0": "Which code?", "1": "Whose room?"}
+    for episode in begun:
+        chunks = [event["chunk"] for event in read_events(events, episode)]
+        assert [chunk["index"] for chunk in chunks] == list(range(len(chunks)))
+        assert len(chunks) > 4
+        assert chunks[-1]["start"] + chunks[-1]["tokens"] == chunks[-1]["document"]
+    assert all(event["reply"]["seconds"] > 0 for event in read_events(events))
+    assert {event["episode"] for event in events if event["type"] == "end"} == set(begun)
+    assert events[-1] == {"type": "closed", "status": "done", "error": None}
+    ids = [event["id"] for event in events if "id" in event]
+    assert ids == sorted(set(ids))
+    assert not any({"prompt", "ids", "logprobs"} & (event.keys() | event.get("reply", {}).keys()) for event in events)
 
 
 def test_one_json_says_the_same_as_the_events(server):
@@ -65,22 +103,26 @@ def test_one_json_says_the_same_as_the_events(server):
     run = server.get(f"/v1/memory/answers/{whole['id']}").json()
     assert run == whole
     events = events_of(server.get(f"/v1/memory/answers/{whole['id']}/events"))
-    assert events[-2]["answers"] == whole["answers"]
-    assert events[-3]["memories"] == whole["memories"]
+    assert events[-2]["answer"] == whole["answers"][0]["reply"]
+    written = [event["reply"]["text"] for event in read_events(events) if event["reply"]["text"].strip()]
+    assert written[-1] == whole["memories"][0]["memory"]
+    assert len(read_events(events)) == whole["chunks_read"]
+    assert whole["counters"]["model_calls"] == whole["chunks_read"] + 1
 
 
 def test_a_reader_comes_back_by_id_and_after_the_event_it_saw_last(server):
     run = ask(server)
     path = f"/v1/memory/answers/{run['id']}/events"
     events = events_of(server.get(path))
-    later = events_of(server.get(path, headers={"Last-Event-ID": "2"}))
-    assert later == [event for event in events if event.get("id", 3) > 2]
+    seen = events[2]["id"]
+    later = events_of(server.get(path, headers={"Last-Event-ID": f"{seen}"}))
+    assert later == [events[0], *events[3:]]
 
 
 def test_the_run_of_a_reader_that_leaves_goes_on(server):
     with httpx.stream("POST", f"{server.url}/v1/memory/answers", json=ASK | {"stream": True}, timeout=60) as response:
         run_id = response.headers["x-memjax-run"]
-    wait_for(lambda: server.get(f"/v1/memory/answers/{run_id}").json()["status"] == "done")
+    wait_done(server, run_id)
     assert drawn(server, run_id) == drawn(server, ask(server)["id"])
 
 
@@ -99,13 +141,13 @@ def test_inline_text_upload_and_file_id_are_the_same_document(server):
 def test_appended_text_costs_only_its_own_chunks(server):
     more = "The keeper left in the spring. " * 4
     run = ask(server)
-    calls = run["counters"]["model_calls"]
+    made = run["counters"]["model_calls"]
     assert server.post(f"/v1/memory/answers/{run['id']}/append", {"text": more}).status_code == 200
-    wait_for(lambda: server.get(f"/v1/memory/answers/{run['id']}").json()["status"] == "done")
-    longer = server.get(f"/v1/memory/answers/{run['id']}").json()
+    longer = wait_done(server, run["id"])
     added = longer["chunks_read"] - run["chunks_read"]
     assert added >= 1
-    assert longer["counters"]["model_calls"] == calls + added + 1  # and the answer
+    assert longer["counters"]["model_calls"] == made + added + 1  # and the answer
+    assert longer["counters"]["replayed_calls"] == run["chunks_read"]
     files = [
         httpx.post(f"{server.url}/v1/files", files={"file": ("p", text.encode())}).json()["id"] for text in (TEXT, more)
     ]
@@ -119,13 +161,13 @@ def test_a_run_is_stopped_and_resumed_to_the_same_memory(server):
     with httpx.stream("POST", f"{server.url}/v1/memory/answers", json=ASK | {"stream": True}, timeout=60) as response:
         run_id = response.headers["x-memjax-run"]
         for line in response.iter_lines():
-            if '"chunk": 2' in line:
+            if '"index": 2' in line:
                 break
     stopped = server.post(f"/v1/memory/answers/{run_id}/stop").json()
     if stopped["status"] == "stopped":  # else it was faster
         assert stopped["answers"] is None
     server.post(f"/v1/memory/answers/{run_id}/resume")
-    wait_for(lambda: server.get(f"/v1/memory/answers/{run_id}").json()["status"] == "done")
+    wait_done(server, run_id)
     assert drawn(server, run_id) == drawn(server, ask(server)["id"])
 
 
@@ -138,15 +180,13 @@ def test_a_restarted_server_goes_on_in_the_middle_of_a_document(engine, loaded, 
         ) as response:
             run_id = response.headers["x-memjax-run"]
             lines = response.iter_lines()
-            next(line for line in lines if '"chunk": 1' in line)
+            next(line for line in lines if '"index": 1' in line)
             server.parts.reader.end_all()
             rest = list(lines)
         assert '"reading"' in rest[-2]
     with serving(engine, loaded, tmp_path) as server:
         events = events_of(server.get(f"/v1/memory/answers/{run_id}/events"))
-        assert [event["chunk"] for event in events if event["type"] == "chunk"] == list(
-            range(1, whole["chunks_read"] + 1)
-        )
+        assert [event["chunk"]["index"] for event in read_events(events)] == list(range(whole["chunks_read"]))
         assert drawn(server, run_id) == undisturbed
         resumed = server.get(f"/v1/memory/answers/{run_id}").json()
     assert resumed["answers"] == whole["answers"]
@@ -157,7 +197,7 @@ def test_nothing_of_one_key_is_visible_to_another(engine, loaded, tmp_path):
     with serving(engine, loaded, tmp_path, keys=("a", "b")) as server:
         file = httpx.post(f"{server.url}/v1/files", files={"file": ("mine.txt", b"secret text")}, headers=KEY).json()
         run = server.post("/v1/memory/answers", ASK, headers=KEY).json()
-        for path in ("", "/events", "/trace"):
+        for path in ("", "/events", "/journal"):
             assert server.get(f"/v1/memory/answers/{run['id']}{path}", headers=KEY).status_code == 200
             assert server.get(f"/v1/memory/answers/{run['id']}{path}", headers=OTHER).status_code == 404
         for path in ("/append", "/stop", "/resume"):
@@ -207,7 +247,7 @@ def test_an_id_that_is_none_is_not_found(server, file_id):
         ({"question": "long " * 100}, "question"),
         ({"text": None}, "no document"),
         ({"text": " \n"}, "no text"),
-        ({"chunk_tokens": 1}, "chunk"),
+        ({"chunk_tokens": 1}, "chunk_tokens"),
         ({"chunk_tokens": 10**6}, "chunk"),
         ({"memory_tokens": -5}, "memory_tokens"),
         ({"layout": "sideways"}, "layout"),
@@ -247,24 +287,27 @@ def test_a_full_disk_fails_what_needs_it_and_nothing_else(server, monkeypatch):
 
 
 def test_a_disk_that_fills_up_while_reading_ends_that_reading(server, monkeypatch):
-    from memjax import ask as ask_module
+    fsync, left = os.fsync, [6]
 
-    save, left = ask_module.save_state, [2]
-
-    def save_twice(path, state):
+    def fill_up(file):
         left[0] -= 1
         if left[0] < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(path, state)
+        fsync(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ask_module, "save_state", save_twice)
+        patch.setattr(os, "fsync", fill_up)
         response = server.post("/v1/memory/answers", ASK)
-    assert response.status_code == 503
-    assert "No space left" in response.json()["error"]
-    run_id = response.json()["id"]
+        run_id = response.json()["id"]
+        assert response.status_code == 503
+        assert "No space left" in response.json()["error"]
+        assert status(server, run_id) == "failed"  # though its record could not be written either
+        assert server.post(f"/v1/memory/answers/{run_id}/resume").status_code == 507
+    made = len(calls(server, run_id))
+    assert made > 0
     server.post(f"/v1/memory/answers/{run_id}/resume")
-    wait_for(lambda: server.get(f"/v1/memory/answers/{run_id}").json()["status"] == "done")
+    assert wait_done(server, run_id)["counters"]["replayed_calls"] == made
+    assert drawn(server, run_id) == drawn(server, ask(server)["id"])
 
 
 def test_readings_and_files_expire(server):
@@ -286,11 +329,11 @@ def test_too_many_readings_are_refused(engine, loaded, tmp_path):
         assert server.post("/v1/memory/answers", ASK).status_code == 429
 
 
-def test_the_trace_has_a_line_for_every_call(server):
+def test_the_journal_has_a_line_for_every_call(server):
     run = ask(server)
-    lines = server.get(f"/v1/memory/answers/{run['id']}/trace").text.splitlines()
-    assert len(lines) == run["counters"]["model_calls"]
-    assert {json.loads(line)["kind"] for line in lines} == {"memory", "final"}
+    made = calls(server, run["id"])
+    assert len(made) == run["counters"]["model_calls"]
+    assert {line["kind"] for line in made} == {"memory", "final"}
 
 
 def test_a_deleted_reading_is_gone(server):
@@ -298,6 +341,115 @@ def test_a_deleted_reading_is_gone(server):
     assert httpx.delete(f"{server.url}/v1/memory/answers/{run['id']}").json()["deleted"]
     assert server.get(f"/v1/memory/answers/{run['id']}").status_code == 404
     assert not list(server.settings.state_dir.rglob(run["id"]))
+
+
+def test_events_that_a_kill_kept_from_a_follower_are_told_after_the_restart(engine, loaded, tmp_path, monkeypatch):
+    with serving(engine, loaded, tmp_path) as server, monkeypatch.context() as patch:
+        patch.setattr(MemoryReader, "_publish", lambda *_: None)  # every line is on disk, and nobody is told
+        response = server.post("/v1/memory/answers", ASK | {"stream": True})
+        run_id, before = response.headers["x-memjax-run"], events_of(response)
+        assert [event["type"] for event in before] == ["run", "closed"]
+    with serving(engine, loaded, tmp_path) as server:
+        path = f"/v1/memory/answers/{run_id}/events"
+        after = events_of(server.get(path, headers={"Last-Event-ID": "-1"}))
+        made = calls(server, run_id)
+    assert [event["digest"] for event in after if event["type"] == "call"] == [line["digest"] for line in made]
+    assert after[-2]["type"] == "end"
+
+
+def test_text_appended_while_a_document_is_read_is_read_after_it_and_no_call_is_made_twice(server):
+    more = "The keeper left in the spring. " * 4
+    with httpx.stream("POST", f"{server.url}/v1/memory/answers", json=ASK | {"stream": True}, timeout=60) as response:
+        run_id = response.headers["x-memjax-run"]
+        lines = response.iter_lines()
+        next(line for line in lines if '"index": 1' in line)
+        assert server.post(f"/v1/memory/answers/{run_id}/append", {"text": more}).json()["status"] == "reading"
+        rest = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    assert rest[-1] == {"type": "closed", "status": "done", "error": None}
+    assert [event["type"] for event in rest].count("end") == 2  # the follower has seen both drives
+    run = wait_done(server, run_id)
+    made = [(tuple(line["key"]), line["kind"]) for line in calls(server, run_id)]
+    assert len(set(made)) == len(made) == run["counters"]["model_calls"]
+    straight = ask(server)
+    assert run["chunks_read"] > straight["chunks_read"]
+    assert drawn(server, run_id)[: len(drawn(server, straight["id"]))] == drawn(server, straight["id"])
+    assert run["documents"] == ["text", "text"]
+
+
+def test_questions_side_by_side_share_the_prefill_of_a_chunk(server):
+    run = ask(server, questions=["Whose room?"], layout="chunk_first")
+    assert run["counters"]["cached_tokens"] > 50 * run["chunks_read"]
+    chunks = [line["chunk"]["index"] for line in calls(server, run["id"]) if "chunk" in line]
+    assert chunks == sorted(chunks)  # neither question was a chunk ahead
+    assert ask(server, questions=["Whose room?"])["counters"]["cached_tokens"] == 0
+
+
+def test_a_run_of_another_model_fails_with_the_difference_and_costs_no_other(engine, loaded, tmp_path):
+    with serving(engine, loaded, tmp_path) as server:
+        run = ask(server)
+    other = write_tiny_model(tmp_path / "other", seed=1)
+    settings = ServeSettings(model=str(other), state_dir=tmp_path, port=0, drain_seconds=5)
+    with running_server(LocalClient(engine, loaded.tokenizer, model="tiny"), settings) as server:
+        path = f"/v1/memory/answers/{run['id']}"
+        assert server.get(path).json()["answers"] == run["answers"]
+        server.post(f"{path}/append", {"text": "More."})
+        wait_for(lambda: status(server, run["id"]) == "failed")
+        assert "identity.weights was " in server.get(path).json()["error"]
+        assert events_of(server.get(f"{path}/events"))[-1]["status"] == "failed"
+        assert ask(server)["status"] == "done"
+        assert len(calls(server, run["id"])) == run["counters"]["model_calls"]
+
+
+def test_a_damaged_journal_fails_its_run_and_costs_no_other(server):
+    run, other = ask(server), ask(server)
+    path = server.parts.runs.journal_path(server.parts.runs.get("public", run["id"]))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], b"garbage\n", *lines[3:]]))
+    assert "journal.jsonl:4 is not a journal line" in server.get(f"/v1/memory/answers/{run['id']}").json()["error"]
+    assert {other["id"], run["id"]} <= {one["id"] for one in server.get("/v1/memory/answers").json()["data"]}
+    server.post(f"/v1/memory/answers/{run['id']}/append", {"text": "More."})
+    wait_for(lambda: status(server, run["id"]) == "failed")
+    assert events_of(server.get(f"/v1/memory/answers/{run['id']}/events"))[-1]["error"].startswith(str(path))
+    server.post(f"/v1/memory/answers/{other['id']}/append", {"text": "More."})
+    wait_done(server, other["id"])
+
+
+def test_a_journal_that_another_process_writes_fails_the_run_and_can_be_resumed(server):
+    run = ask(server)
+    path = server.parts.runs.journal_path(server.parts.runs.get("public", run["id"]))
+    with Journal(path):
+        server.post(f"/v1/memory/answers/{run['id']}/append", {"text": "More."})
+        wait_for(lambda: status(server, run["id"]) == "failed")
+        assert "is in use by process" in server.get(f"/v1/memory/answers/{run['id']}").json()["error"]
+    server.post(f"/v1/memory/answers/{run['id']}/resume")
+    wait_done(server, run["id"])
+
+
+def test_a_server_offers_the_agent_it_was_started_with(engine, loaded, tmp_path):
+    with serving(engine, loaded, tmp_path, agent={"name": "single", "answer": 24}) as server:
+        refused = server.post("/v1/memory/answers", ASK)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith("chunk_tokens: the agent single")
+        run = server.post("/v1/memory/answers", {"text": TEXT[:300], "question": "Which code?"}).json()
+        assert (run["status"], run["chunks_read"]) == ("done", 0)
+        assert run["settings"]["answer_tokens"] == 24
+        assert len(run["answers"]) == run["counters"]["model_calls"] == 1
+        assert server.post("/v1/memory/answers", {"text": TEXT * 3, "question": "Which code?"}).status_code == 503
+
+
+def test_a_list_of_runs_reads_only_the_journals_that_changed(server, monkeypatch):
+    read = []
+
+    def counted(path):
+        read.append(path)
+        return read_lines(path)
+
+    runs = [ask(server) for _ in range(2)]
+    server.get("/v1/memory/answers")
+    monkeypatch.setattr(memory_view, "read_lines", counted)
+    listed = {run["id"]: run for run in server.get("/v1/memory/answers").json()["data"]}
+    assert not read
+    assert [listed[run["id"]] for run in runs] == runs
 
 
 @pytest.fixture
@@ -319,7 +471,7 @@ def test_a_chat_longer_than_the_window_is_read_with_the_loop(client, server, str
     parts = [{"role": "user", "content": TEXT}, {"role": "user", "content": "Which code?"}]
     again = client.chat.completions.create(**(options | {"messages": parts}))
     assert again.choices[0].message.content == text
-    wait_for(lambda: not server.parts.runs.list("public") or server.parts.reader.active == 0)
+    wait_for(lambda: not server.parts.runs.list("public") or not server.parts.reader.tasks)
 
 
 @pytest.mark.parametrize(
@@ -359,8 +511,8 @@ def test_prompts_of_one_s_own_are_what_the_model_sees(engine, loaded, tmp_path):
     (prompts / "memory.txt").write_text("Asked {question} Known {memory} Read {chunk} Note:")
     (prompts / "final.txt").write_text("Asked {question} Known {memory} Say:")
     (prompts / "no_memory.txt").write_text("nothing")
-    with serving(engine, loaded, tmp_path / "state", prompts=prompts) as server:
+    with serving(engine, loaded, tmp_path / "state", agent={"prompts": prompts}) as server:
         run = ask(server)
-        first = json.loads(server.get(f"/v1/memory/answers/{run['id']}/trace").text.splitlines()[0])
+        shown = calls(server, run["id"])[0]["prompt"][0]["content"]
     assert run["status"] == "done"
-    assert first["prompt"][0]["content"].startswith("Asked Which code? Known nothing Read The lamp room")
+    assert shown == ["Asked ", "Which code?", " Known ", "nothing", " Read ", {"chunk": 0}, " Note:"]

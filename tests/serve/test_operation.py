@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -69,6 +70,55 @@ def test_a_checkpoint_that_cannot_be_run_leaves_the_weights(swapping, tmp_path):
         assert answer.status_code == 400, answer.text
         assert says in answer.json()["error"]["message"]
     assert swapping.post("/generate", IDS).json()["samples"][0]["weights_versions"][0] == 0
+
+
+def test_a_run_continues_with_other_weights_and_is_marked_mixed(swapping, engine, loaded, tmp_path):
+    first = engine.weights.current
+    generate = engine.generate
+    path = "/v1/memory/answers"
+
+    def run_of(server, run_id: str) -> dict:
+        return server.get(f"{path}/{run_id}").json()
+
+    def calls(server, run_id: str) -> list[str]:
+        lines = map(json.loads, server.get(f"{path}/{run_id}/journal").text.splitlines())
+        return [line["digest"] for line in lines if line["type"] == "call"]
+
+    other = write_tiny_model(tmp_path / "other", seed=1)
+    body = {"text": "The lamp room door opens with a code. " * 60, "question": "Which code?", "stream": True}
+    budgets = {"chunk_tokens": 100, "memory_tokens": 32, "answer_tokens": 16, "question_tokens": 16}
+    try:
+        engine.generate = lambda params, state: (time.sleep(0.005), generate(params, state))[1]
+        with httpx.stream("POST", swapping.url + path, json=body | budgets, timeout=60) as response:
+            run_id, lines = response.headers["x-memjax-run"], response.iter_lines()
+            next(line for line in lines if '"index": 2' in line)
+            assert run_of(swapping, run_id)["mixed"] is False
+            assert swap(swapping, other).status_code == 200
+            next(line for line in lines if '"index": 6' in line)
+            swapping.post(f"{path}/{run_id}/stop", {})
+    finally:
+        engine.generate = generate
+    stopped = run_of(swapping, run_id)
+    assert (stopped["status"], stopped["mixed"]) == ("stopped", True)
+    assert stopped["chunks_read"] >= 7
+    made = calls(swapping, run_id)
+    later = swapping.post(path, {"text": "Short.", "question": "What?", **budgets}).json()
+    assert (later["status"], later["mixed"]) == ("done", False)  # it is of the other weights alone
+
+    swapping.server.should_exit = True
+    wait_for(lambda: swapping.parts.reader._loop.is_closed())
+    engine.weights.current = first
+    with serving(engine, loaded, swapping.settings.state_dir) as again:
+        again.post(f"{path}/{run_id}/resume", {})
+        wait_for(lambda: run_of(again, run_id)["status"] != "reading")
+        resumed = run_of(again, run_id)
+        assert (resumed["status"], resumed["mixed"], resumed["error"]) == ("done", True, None)
+        assert calls(again, run_id)[: len(made)] == made
+        assert len(set(calls(again, run_id))) == len(calls(again, run_id))
+        assert resumed["counters"]["replayed_calls"] == len(made)
+        again.post(f"{path}/{later['id']}/append", {"text": "More."})
+        wait_for(lambda: run_of(again, later["id"])["status"] == "failed")
+        assert "identity.weights was" in run_of(again, later["id"])["error"]
 
 
 def test_weights_are_nobodys_without_the_admin_key(engine, loaded, tmp_path):

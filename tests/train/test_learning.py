@@ -12,9 +12,9 @@ import pytest
 from memjax.data.tasks import write_tasks
 from memjax.data.tiny import TinyTasks
 from memjax.metrics import read_metrics
-from memjax.train.attempts import Attempt
 from memjax.train.loop import train
-from memjax.train.rollouts import Collected, Sampler
+from memjax.train.rollouts import RolloutBatch, Sampler
+from memjax.train.scored import ScoredTrajectory
 from tests.train.tiny_run import tiny_run
 
 STEPS = 10
@@ -65,15 +65,20 @@ def test_sampled_reward_does_not_rise_when_rewards_are_shuffled(
 ) -> None:
     collect, rng = Sampler.collect, random.Random(0)
 
-    def shuffled(sampler: Sampler, first: int, share: Sequence[Attempt] | None = None) -> Collected:
-        batch = collect(sampler, first, share)
-        rewards = [attempt.reward for attempt in batch.kept]
+    def shuffled(
+        sampler: Sampler,
+        first: int,
+        share: Sequence[ScoredTrajectory] | None = None,
+        dump: Path | None = None,
+    ) -> RolloutBatch:
+        batch = collect(sampler, first, share, dump)
+        rewards = [one.reward for one in batch.kept]
         rng.shuffle(rewards)
         return replace(
             batch,
             kept=[
-                replace(attempt, trajectory=replace(attempt.trajectory, reward=reward))
-                for attempt, reward in zip(batch.kept, rewards, strict=True)
+                replace(one, trajectory=replace(one.trajectory, reward=reward))
+                for one, reward in zip(batch.kept, rewards, strict=True)
             ],
         )
 

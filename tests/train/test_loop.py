@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from pathlib import Path
@@ -13,7 +12,9 @@ import numpy as np
 import pytest
 
 from memjax.checkpoint import load_model
+from memjax.episodes.recorded import Recording
 from memjax.metrics import MetricsLog, read_metrics
+from memjax.tokenizer import Tokenizer
 from memjax.train.loop import train
 from memjax.train.report import curve, report
 from tests.train.tiny_run import FinishedRun, Witness, tiny_run
@@ -50,9 +51,17 @@ def test_validation_is_before_the_first_step_and_after_every_one(finished: Finis
 
 
 def test_rollouts_can_be_read(finished: FinishedRun) -> None:
-    rows = [json.loads(line) for line in (finished.config.out / "rollouts" / "step_2.jsonl").read_text().splitlines()]
-    assert len(rows) == 6
-    assert all(len(row["memories"]) == 2 and row["question"].startswith("value k") for row in rows)
+    path = finished.config.out / "rollouts" / "step_2.jsonl"
+    episodes = Recording(path, Tokenizer.load(finished.model)).episodes
+    assert sorted(episodes) == [f"{task}/{sample}" for task in (2, 3) for sample in range(3)]
+    for episode in episodes.values():
+        assert (len(episode.digests), episode.begin["question"][:7]) == (3, "value k")
+        assert episode.score is not None
+        assert episode.end is not None
+        assert episode.end["error"] is None
+    rewards = [episode.score["reward"] for episode in episodes.values()]
+    (row,) = (row for row in finished.rows if row["step"] == 4)
+    assert np.mean(rewards) == pytest.approx(row["critic/rewards/mean"])
 
 
 def test_the_exported_model_is_the_last_checkpoint_s(finished: FinishedRun) -> None:

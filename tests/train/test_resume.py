@@ -88,6 +88,12 @@ def test_a_finished_run_started_again_changes_nothing(runs: Path, undisturbed: b
     assert weights(train(tiny_run(runs / "finished"))) == undisturbed
 
 
+def test_what_is_dumped_changes_nothing(runs: Path, undisturbed: bytes) -> None:
+    config = tiny_run(runs / "silent", dump_every=2)
+    assert weights(train(config)) == undisturbed
+    assert [path.name for path in (config.out / "rollouts").iterdir()] == ["step_2.jsonl"]
+
+
 @pytest.mark.slow
 def test_twenty_kills_at_random_moments_change_nothing(runs: Path) -> None:
     undisturbed = weights(train(tiny_run(runs / "twenty_steps", steps=22)))

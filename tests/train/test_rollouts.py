@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from memjax.agents.base import Budgets
-from memjax.agents.memagent import MemAgent
 from memjax.data.tasks import write_tasks
+from memjax.episodes.conversations import conversations_of
+from memjax.episodes.recorded import Recording
 from memjax.rewards.pool import RewardPool
 from memjax.rollout.client import ClientError
 from memjax.rollout.fake import ByteTokenizer, ScriptedClient
-from memjax.train.config import RolloutConfig, TaskConfig, ValidationConfig
-from memjax.train.rollouts import Sampler, TaskSource, Validator, batch_metrics, rollout_metrics
+from memjax.train.config import TrainConfig
+from memjax.train.rollouts import RolloutBatch, Sampler, TaskSource, batch_metrics
+from memjax.train.scored import ScoredTrajectory, from_bytes, to_bytes
 from memjax.trajectory import SamplingParams, Task
 
 GOLD = "forty-two"
@@ -37,33 +39,51 @@ def reply(prompt: str, params: SamplingParams) -> str:
         raise ValueError("this prompt cannot be answered")
     assert params.seed is not None
     right = "easy" in prompt or ("hard" in prompt and params.seed % 2)
-    return f"\\boxed{{{GOLD}}}" if right else "\\boxed{no idea}"
+    return f"\\boxed{{ {GOLD} }}" if right else "\\boxed{no idea}"
 
 
-def sampler(tmp_path: Path, pool: RewardPool, kinds: str, *, dynamic: bool = False, **config: int) -> Sampler:
+def sampler(
+    tmp_path: Path, pool: RewardPool, kinds: str, *, dynamic: bool = False, text: str = "A text.", **config: int
+) -> Sampler:
     """A sampler of one task for each word of `kinds`."""
-    tasks = [Task(f"{i}", f"The {kind} one?", "A text.", (GOLD,), METRIC[kind]) for i, kind in enumerate(kinds.split())]
+    tasks = [Task(f"{i}", f"The {kind} one?", text, (GOLD,), METRIC[kind]) for i, kind in enumerate(kinds.split())]
     write_tasks(tmp_path / "tasks.jsonl", tasks)
-    source = TaskSource(TaskConfig(path=tmp_path / "tasks.jsonl"), seed=0)
-    agent = MemAgent(ByteTokenizer(), budgets=Budgets(64, 64, 64, 64))
-    return Sampler(agent, ScriptedClient(reply), pool, source, RolloutConfig(samples=SAMPLES, **config), 0, dynamic)
+    values = {
+        "out": tmp_path,
+        "model": "tiny",
+        "steps": 1,
+        "data": {"path": tmp_path / "tasks.jsonl"},
+        "agent": {"question": 64, "chunk": 64, "memory": 64, "answer": 64},
+        "rollout": {"samples": SAMPLES, **config},
+        "batch": {"optimizer_steps": 1},
+        "objective": {"dynamic_sampling": dynamic},
+        "validation": {"samples": SAMPLES},
+    }
+    settings = TrainConfig.model_validate(values)
+    return Sampler(settings, ScriptedClient(reply), ByteTokenizer(), pool, TaskSource(settings.data, seed=0))
+
+
+def questions(batch: RolloutBatch, one: Sampler) -> list[str]:
+    """The question of each trajectory that is kept."""
+    return [one.source.training(int(trajectory.group_id)).question for trajectory in batch.trajectories]
 
 
 def test_without_dynamic_sampling_every_group_is_kept(tmp_path: Path, pool: RewardPool) -> None:
-    batch = sampler(tmp_path, pool, "easy hopeless hard", groups=3).collect(0)
+    one = sampler(tmp_path, pool, "easy hopeless hard", groups=3)
+    batch = one.collect(0)
     assert batch.kept == batch.sampled
     assert batch.tasks_drawn == 3
     groups = [trajectory.group_id for trajectory in batch.trajectories]
     assert groups == [group for group in "012" for _ in range(SAMPLES)]
-    rewards = {a.task.question.split()[1]: a.reward for a in batch.sampled if "hard" not in a.task.question}
-    assert rewards == {"easy": 1, "hopeless": 0}
+    rewards = dict(zip(questions(batch, one), [a.reward for a in batch.kept], strict=True))
+    assert (rewards["The easy one?"], rewards["The hopeless one?"]) == (1, 0)
 
 
 def test_groups_without_variance_give_way_to_the_next_tasks(tmp_path: Path, pool: RewardPool) -> None:
     many = sampler(tmp_path, pool, "easy hard " * 20, groups=4, refills=9, dynamic=True)
     batch = many.collect(0)
     assert len(batch.kept) == 4 * SAMPLES
-    assert all("hard" in attempt.task.question for attempt in batch.kept)
+    assert all("hard" in question for question in questions(batch, many))
     assert len(batch.sampled) == batch.tasks_drawn * SAMPLES
     assert batch_metrics(batch, 1.0)["rollout/groups_dropped"] == batch.tasks_drawn - 4 > 0
 
@@ -85,24 +105,28 @@ def test_samples_depend_on_the_task_s_number_alone(tmp_path: Path, pool: RewardP
 def test_a_batch_comes_back_from_its_bytes_as_it_was(tmp_path: Path, pool: RewardPool) -> None:
     one = sampler(tmp_path, pool, "easy hard impossible " * 4, groups=2, refills=5, dynamic=True)
     batch = replace(one.collect(0), metrics={"a": 0.1})
-    again = one.from_bytes(one.to_bytes(batch))
+    again = one.batch(*from_bytes(to_bytes(batch.sampled, batch.metrics)))
     assert (again.tasks_drawn, again.metrics) == (batch.tasks_drawn, {"a": 0.1})
-    assert [a.task for a in again.sampled] == [a.task for a in batch.sampled]
     assert len(again.kept) == len(batch.kept) > 0
     for ours, theirs in zip(again.sampled, batch.sampled, strict=True):
         assert replace(ours.trajectory, conversations=()) == replace(theirs.trajectory, conversations=())
-        assert ours.reward_error == theirs.reward_error
+        assert (ours.reward_error, ours.fates) == (theirs.reward_error, theirs.fates)
+        for mine, yours in zip(ours.trajectory.conversations, theirs.trajectory.conversations, strict=True):
+            assert (mine.kind, mine.truncated) == (yours.kind, yours.truncated)
+            for name in ("token_ids", "loss_mask", "logprobs"):
+                np.testing.assert_array_equal(getattr(mine, name), getattr(yours, name))
 
 
 def test_a_share_that_was_sampled_ahead_makes_the_same_batch(tmp_path: Path, pool: RewardPool) -> None:
     one = sampler(tmp_path, pool, "easy hard " * 20, groups=4, refills=9, dynamic=True)
-    ahead, now = one.collect(3, one.own_share(3)), one.collect(3)
-    assert [(a.task.group, a.reward) for a in ahead.sampled] == [(a.task.group, a.reward) for a in now.sampled]
+    ahead, now = one.collect(3, one.local_groups(3)), one.collect(3)
+    groups = [[(a.trajectory.group_id, a.reward) for a in batch.sampled] for batch in (ahead, now)]
+    assert groups[0] == groups[1]
 
 
 def test_a_failed_trajectory_scores_0_and_is_counted(tmp_path: Path, pool: RewardPool) -> None:
     batch = sampler(tmp_path, pool, "impossible easy", groups=2).collect(0)
-    metrics = rollout_metrics(batch.sampled)
+    metrics = batch_metrics(batch, 1.0)
     assert metrics["rollout/failed"] == SAMPLES
     assert metrics["critic/rewards/mean"] == 0.5
 
@@ -114,14 +138,70 @@ def test_a_batch_in_which_everything_failed_ends_the_run(tmp_path: Path, pool: R
 
 def test_validation_means_and_bests(tmp_path: Path, pool: RewardPool) -> None:
     one = sampler(tmp_path, pool, "easy hopeless hard hard", groups=1)
-    config = ValidationConfig(samples=SAMPLES)
-    validator = Validator(one.agent, one.client, pool, one.source.first(9), config, seed=0)
-    metrics = validator.run()
+    metrics = one.validate(one.source.first(9))
     assert 0.25 < metrics[f"val/reward/mean@{SAMPLES}"] < 0.75
     assert metrics[f"val/reward/best@{SAMPLES}"] == 0.75
-    again = validator.run()
+    again = one.validate(one.source.first(9))
     assert metrics[f"val/reward/mean@{SAMPLES}"] == again[f"val/reward/mean@{SAMPLES}"]
-    assert Validator(one.agent, one.client, pool, [], config, seed=0).run() == {}
+    assert one.validate([]) == {}
+
+
+def test_what_became_of_the_evidence_is_logged(tmp_path: Path, pool: RewardPool) -> None:
+    one = sampler(tmp_path, pool, "easy hopeless", groups=2, text=f"It is {GOLD}.")
+    batch = one.collect(0)
+    wanted = {"memory/evidence_seen": 1.0, "memory/capture_rate": 0.5, "memory/use_rate": 1.0}
+    assert wanted.items() <= batch_metrics(batch, 1.0).items()
+    again = one.batch(*from_bytes(to_bytes(batch.sampled)))
+    assert wanted.items() <= batch_metrics(again, 1.0).items(), "also what another process sampled"
+    assert {f"val/{name}": rate for name, rate in wanted.items()}.items() <= one.validate(one.source.first(2)).items()
+
+
+def test_a_training_document_loses_its_middle_and_a_validation_document_nothing(
+    tmp_path: Path, pool: RewardPool
+) -> None:
+    one = sampler(tmp_path, pool, "easy", groups=1, text="x" * 64 * 10, max_chunks=3)
+    batch = one.collect(0)
+    assert all(len(trajectory.conversations) == 3 + 1 for trajectory in batch.trajectories)
+    assert batch_metrics(batch, 1.0)["rollout/truncated_document_tokens"] == SAMPLES * 64 * 7
+    one.client.prompts.clear()
+    one.validate(one.source.first(1))
+    assert len(one.client.prompts) == SAMPLES * (10 + 1)
+
+
+def test_a_dump_is_a_journal_of_what_would_be_sampled_without_it(tmp_path: Path, pool: RewardPool) -> None:
+    one = sampler(tmp_path, pool, "easy hard impossible " * 4, groups=2, refills=5, dynamic=True)
+    path = tmp_path / "rollouts" / "step_1.jsonl"
+    dumped, silent = one.collect(0, dump=path), one.collect(0)
+    assert to_bytes([without_seconds(a) for a in dumped.sampled]) == to_bytes(
+        [without_seconds(a) for a in silent.sampled]
+    )
+    recording = Recording(path, ByteTokenizer())
+    assert sorted(recording.episodes) == sorted(
+        f"{group}/{sample}" for group in range(dumped.tasks_drawn) for sample in range(SAMPLES)
+    )
+    for number, scored in enumerate(dumped.sampled):
+        name = f"{scored.trajectory.group_id}/{number % SAMPLES}"
+        assert recording.episodes[name].score["reward"] == scored.reward
+        conversations, _ = conversations_of(recording.turns(name))
+        assert [c.token_ids.tolist() for c in conversations] == [
+            c.token_ids.tolist() for c in scored.trajectory.conversations
+        ]
+
+
+def without_seconds(scored: ScoredTrajectory) -> ScoredTrajectory:
+    return replace(scored, trajectory=replace(scored.trajectory, seconds=0.0))
+
+
+def test_a_text_that_cannot_be_read_ends_the_run(tmp_path: Path, pool: RewardPool) -> None:
+    class Gone:
+        name = "gone"
+
+        def pieces(self) -> Iterator[str]:
+            raise FileNotFoundError("the disk is gone")
+
+    one = sampler(tmp_path, pool, "easy", groups=1)
+    with pytest.raises(FileNotFoundError, match="the disk is gone"):
+        one.groups([Task("0", "The easy one?", Gone(), (GOLD,))], SAMPLES)
 
 
 def test_every_epoch_has_every_task_once_in_its_own_order(tmp_path: Path, pool: RewardPool) -> None:

@@ -122,7 +122,8 @@ def test_two_processes_end_with_the_files_of_one_also_when_stopped_on_the_way(tm
     with sharing_compiled(compiled):
         train(alone)
     files = [{str(p.relative_to(run.out)) for p in run.out.glob("*/*")} for run in (together, alone)]
-    assert files[0] == files[1]
+    assert files[0] - files[1] == {f"rollouts/step_{step}.process_1.jsonl" for step in (1, 2, 3)}
+    assert files[1] <= files[0]
     rows = [list(read_metrics(run.out / "metrics.jsonl")) for run in (together, alone)]
     assert [row["step"] for row in rows[0]] == [row["step"] for row in rows[1]]
     for ours, theirs in zip(*rows, strict=True):

@@ -32,7 +32,7 @@ def test_memagent_s_recipes_have_the_numbers_of_its_scripts() -> None:
             1024,
             1024,
         )
-        assert config.agent.max_chunks == 8
+        assert config.rollout.max_chunks == 8
         assert config.optimizer.learning_rate == 1e-6
         assert config.optimizer.warmup_steps == 20 * config.batch.optimizer_steps
 
@@ -106,6 +106,24 @@ def test_a_run_does_not_go_on_with_another_meaning(override: str, key: str) -> N
 def test_a_run_goes_on_when_a_key_is_younger_than_it() -> None:
     config = read_config(TINY)
     refuse_other_run({key: value for key, value in as_json(config).items() if key != "rollout_ahead"}, config)
+
+
+def test_a_run_of_another_version_is_refused_in_one_sentence() -> None:
+    config = read_config(TINY)
+    before = as_json(config)
+    before["agent"]["max_chunks"] = None
+    with pytest.raises(ValueError, match=r"^runs/tiny holds a run of another version of memjax: choose another"):
+        refuse_other_run(before, config)
+
+
+def test_the_agent_is_chosen_by_name() -> None:
+    agent = {"name": "single", "question": 4, "answer": 6}
+    config = read_config(TINY, [f"agent={agent}"])
+    assert config.agent.model_dump() == agent
+    with pytest.raises(ValueError, match=r"agent.name|there is no agent"):
+        read_config(TINY, ["agent.name=unknown"])
+    with pytest.raises(ValueError, match=r"unknown config key agent\.max_chunks"):
+        read_config(TINY, ["agent.max_chunks=3"])
 
 
 def test_reading_a_written_config_gives_it_again() -> None:

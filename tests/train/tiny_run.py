@@ -29,7 +29,7 @@ def tiny_run(out: Path, **changes: Any) -> TrainConfig:
         "out": out,
         "model": "tiny",
         "compute": {"dtype": "float32", "remat": False, "scan_layers": False},
-        "agent": {"question": 4, "chunk": 24, "memory": 10, "answer": 6, "max_chunks": None, "prompts": PROMPTS},
+        "agent": {"question": 4, "chunk": 24, "memory": 10, "answer": 6, "prompts": PROMPTS},
         "batch": {"row_tokens": 128, "micro_batch_tokens": 512, "optimizer_steps": 2},
         "supervised": [
             {"name": "demos", "kind": "demonstrations", "steps": 2, "examples": 4, "tasks": {"max_chunks": 2}},
@@ -37,7 +37,7 @@ def tiny_run(out: Path, **changes: Any) -> TrainConfig:
         "steps": 3,
         "data": data,
         # Hot enough that the replies of an untrained model differ, and with them their rewards.
-        "rollout": {"groups": 2, "samples": 3, "slots": 4, "max_length": 64, "temperature": 2.0},
+        "rollout": {"groups": 2, "samples": 3, "slots": 4, "max_length": 64, "temperature": 2.0, "max_chunks": None},
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 0},
         "validation": {"data": data, "tasks": 2, "samples": 2, "every": 1},
         "checkpoint": {"every": 1},

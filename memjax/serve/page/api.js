@@ -28,12 +28,12 @@ export const server = {
   stop: (id) => json(`${ANSWERS}/${id}/stop`, { method: "POST" }),
   resume: (id) => json(`${ANSWERS}/${id}/resume`, { method: "POST" }),
   forget: (id) => json(`${ANSWERS}/${id}`, { method: "DELETE" }),
-  trace: async (id) => (await send(`${ANSWERS}/${id}/trace`)).text(),
+  journal: async (id) => (await send(`${ANSWERS}/${id}/journal`)).text(),
 };
 
-/** The trace that `memjax view` shows. */
-export async function viewedTrace() {
-  return (await send("/trace.jsonl")).text();
+/** The journal that `memjax view` shows. */
+export async function viewedJournal() {
+  return (await send("/journal.jsonl")).text();
 }
 
 /** The events of a stream as they come. */

@@ -1,25 +1,25 @@
 // The page: which view is shown, by the part of its address after #, and the reading that is followed.
 //
 //   #              ask
-//   #run-1234      a reading of this server; #run-1234/5 its fifth piece
-//   at /trace      the trace that `memjax view` was called with; #5 its fifth piece
+//   #run-1234      a run of this server; #run-1234/5 its fifth chunk
+//   at /journal    the journal that `memjax view` was called with; #5 its fifth chunk
 
-import { ServerError, eventsOf, hasKey, server, setKey, viewedTrace } from "./api.js";
+import { ServerError, eventsOf, hasKey, server, setKey, viewedJournal } from "./api.js";
 import { showAsk } from "./ask_view.js";
 import { byId, clear, element, listen, show } from "./dom.js";
-import { Reading, fromTrace } from "./reading.js";
+import { Reading, fromJournal } from "./reading.js";
 import { ReadingView } from "./reading_view.js";
 
 const RETRY_SECONDS = [1, 2, 5, 10];
-const onTrace = location.pathname === "/trace";
+const onFile = location.pathname === "/journal";
 
 let view = null; // of the reading that is shown
 let following = null; // ends the stream of its events
 
 async function route() {
   const [first, second] = location.hash.slice(1).split("/");
-  const id = onTrace ? "trace" : first;
-  const chunk = Number(onTrace ? first : second) || null;
+  const id = onFile ? "file" : first;
+  const chunk = Number(onFile ? first : second) || null;
   if (view && view.reading.id === id) {
     view.select(chunk);
     return;
@@ -34,7 +34,7 @@ async function route() {
   document.title = "memjax";
   try {
     if (!id) await showAsk({ onBegun: begin, onProblem: say });
-    else if (onTrace) openTrace(await viewedTrace(), chunk);
+    else if (onFile) open(Object.assign(fromJournal(await viewedJournal()), { id }), chunk);
     else await openRun(id, chunk);
   } catch (error) {
     say(error);
@@ -56,15 +56,10 @@ async function openRun(id, chunk) {
   follow(reading, null);
 }
 
-function openTrace(text, chunk) {
-  const reading = Object.assign(fromTrace(text), { id: "trace" });
-  open(reading, chunk, text);
-}
-
-function open(reading, chunk, trace = null) {
+function open(reading, chunk) {
   show("ask-view", false);
   show("reading-view", true);
-  view = new ReadingView(reading, { chunk, trace, onProblem: say, onResumed: () => follow(reading, null) });
+  view = new ReadingView(reading, { chunk, onProblem: say, onResumed: () => follow(reading, null) });
   view.focus();
 }
 
@@ -81,9 +76,9 @@ async function follow(reading, response) {
         say(null);
         reading.apply(event);
         view.update(event);
-        if (event.type === "end" && event.status !== "reading") return;
+        if (event.type === "closed" && event.status !== "reading") return;
       }
-      // The stream ended before the reading: the server shuts down, and goes on after its restart.
+      // The stream ended before the run: the server shuts down, and continues it after its restart.
       throw new ServerError(0, "The server ended the connection.");
     } catch (error) {
       if (mine.signal.aborted) return;
@@ -108,7 +103,7 @@ function say(error, more = "") {
   if (error === null) return;
   if (error.status === 401) askForKey(box);
   else box.append(element("p", {}, `${error.message}${more}`));
-  if (error.status === 404 && !onTrace) {
+  if (error.status === 404 && !onFile) {
     box.append(element("p", {}, element("a", { href: "/" }, "Begin another reading")));
   }
 }
@@ -146,6 +141,6 @@ listen("key-form", "submit", (event) => {
   route();
 });
 window.addEventListener("hashchange", route);
-if (onTrace) byId("model").textContent = "A trace of memjax ask";
+if (onFile) byId("model").textContent = "A journal of memjax";
 else watchServer();
 route();

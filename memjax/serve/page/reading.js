@@ -1,128 +1,182 @@
-// A reading as the page knows it: made of a server's events, or of the lines of a trace.
+// A run as the page knows it: made of the lines of its journal, as a server tells them or as a file holds them.
 
-import { counts, diff } from "./words.js";
+import { answerOf, counts, diff } from "./words.js";
 
-const RATED_STEPS = 5; // the rate is that of the last few pieces
+const RATED_STEPS = 5; // the rate is that of the last few chunks
 
-export class Reading {
-  constructor({ id = null, documents = [], questions = [], status = "reading" } = {}) {
-    Object.assign(this, { id, documents, questions, status, error: null, answers: null });
-    this.steps = []; // by piece: numbers, and the memory of every question after it
-    this.lastEvent = -1;
+/** What the last drive of an episode did: its calls by key, and its memory after each chunk. */
+export class Episode {
+  constructor(name, question = "") {
+    Object.assign(this, { name, question, end: null, replayed: 0 });
+    this.forget();
+  }
+
+  forget() {
+    this.calls = new Map();
+    this.steps = []; // by chunk
     this.diffs = new Map();
   }
 
-  /** Take one event of the server. */
-  apply(event) {
-    if (event.id !== undefined) this.lastEvent = event.id;
-    if (event.type === "run") {
-      this.documents = event.documents;
-      this.questions = event.questions;
-    } else if (event.type === "chunk") {
-      this.answers = null; // a document was appended after an answer
-      this.status = "reading";
-      this.error = null;
-      this.steps[event.chunk - 1] = {
-        chunks: event.chunks,
-        read: event.tokens_read,
-        tokens: event.document_tokens,
-        seconds: event.seconds ?? 0,
-        memories: event.memories.map(({ memory }) => memory),
-      };
-    } else if (event.type === "answer") {
-      this.answers = event.answers;
-    } else if (event.type === "end") {
-      this.status = event.status;
-      this.error = event.error;
-    }
+  take(call) {
+    const key = JSON.stringify(call.key);
+    this.calls.set(key, call);
+    if (call.kind !== "memory" || !call.chunk) return;
+    const { index, start, tokens, document } = call.chunk;
+    const { text, seconds } = call.reply;
+    const memory = text.trim() ? text : this.memory(index); // an empty update keeps the memory
+    this.steps[index] = { key, memory, seconds, read: start + tokens, tokens: document };
+    for (const chunk of [index + 1, index + 2]) this.diffs.delete(chunk);
   }
 
   get last() {
     return this.steps.at(-1);
   }
 
-  memory(chunk, question) {
-    return this.steps[chunk - 1]?.memories[question] ?? "";
+  get answer() {
+    return this.end && this.end.error === null ? answerOf(this.end.answer) : null;
   }
 
-  memories(question) {
-    return this.steps.map((_, index) => this.memory(index + 1, question));
+  get status() {
+    if (!this.end) return "stopped";
+    return this.end.error === null ? "done" : "failed";
   }
 
-  /** What a piece changed in a memory. */
-  change(chunk, question) {
-    const name = `${chunk}/${question}`;
-    if (!this.diffs.has(name)) {
-      const pieces = diff(this.memory(chunk - 1, question), this.memory(chunk, question));
-      this.diffs.set(name, { pieces, ...counts(pieces) });
+  /** How many chunks there will be: estimated from their size so far, exact at the end. */
+  get expected() {
+    if (!this.last) return 1;
+    const { read, tokens } = this.last;
+    return Math.max(this.steps.length, Math.round((tokens / read) * this.steps.length));
+  }
+
+  /** The memory after so many chunks. */
+  memory(chunk) {
+    return this.steps[chunk - 1]?.memory ?? "";
+  }
+
+  get memories() {
+    return Array.from(this.steps, (step) => step?.memory ?? "");
+  }
+
+  /** What a chunk changed in the memory. */
+  change(chunk) {
+    if (!this.diffs.has(chunk)) {
+      const spans = diff(this.memory(chunk - 1), this.memory(chunk));
+      this.diffs.set(chunk, { spans, ...counts(spans) });
     }
-    return this.diffs.get(name);
+    return this.diffs.get(chunk);
   }
 
   /** Document tokens per second of late; null before anything is known. */
   get rate() {
     const from = Math.max(0, this.steps.length - RATED_STEPS);
-    let seconds = 0;
-    let tokens = 0;
-    for (let index = from; index < this.steps.length; index++) {
-      if (!this.steps[index].seconds) continue;
-      seconds += this.steps[index].seconds;
-      tokens += this.steps[index].read - (this.steps[index - 1]?.read ?? 0);
-    }
-    return seconds ? tokens / seconds : null;
+    const steps = this.steps.slice(from).filter(Boolean);
+    const seconds = steps.reduce((sum, step) => sum + step.seconds, 0);
+    return seconds ? (this.last.read - (this.steps[from - 1]?.read ?? 0)) / seconds : null;
   }
 
-  /** Seconds until the last piece is read. */
+  /** Seconds until the last chunk is read. */
   get secondsLeft() {
     return this.rate ? (this.last.tokens - this.last.read) / this.rate : null;
   }
+
+  /** The call that a chunk was read with; the last one of an episode without chunks. */
+  call(chunk) {
+    return this.calls.get(this.steps[chunk - 1]?.key) ?? (this.steps.length ? undefined : [...this.calls.values()].at(-1));
+  }
 }
 
-/** The lines of a trace file. Throws an Error that says which line is none. */
-export function traceLines(text) {
-  return text
-    .split("\n")
-    .map((line, index) => [line.trim(), index + 1])
-    .filter(([line]) => line)
-    .map(([line, number]) => {
-      try {
-        const record = JSON.parse(line);
-        if (typeof record.question === "string" && typeof record.reply === "string") return record;
-      } catch {
-        // said below
-      }
-      throw new Error(`Line ${number} is no line of a trace of memjax ask.`);
-    });
-}
+export class Reading {
+  /** A server's run, or (without `live`) what a file holds. Events do not repeat what is replayed; a file does. */
+  constructor({ id = null, documents = [], questions = [], status = "reading", error = null } = {}, live = true) {
+    Object.assign(this, { id, documents, status, error, live });
+    this.episodes = questions.map((question, index) => new Episode(`${index}`, question));
+    this.lastEvent = -1;
+    this.made = new Map(); // calls by digest
+    this.chunks = new Map(); // texts by number, as the journal packs them
+  }
 
-/** The reading that a trace tells of. */
-export function fromTrace(text) {
-  const lines = traceLines(text);
-  const reading = new Reading({ questions: [...new Set(lines.map((line) => line.question))] });
-  let answers = [];
-  for (const line of lines) {
-    const question = reading.questions.indexOf(line.question);
-    if (line.chunk === null) {
-      answers[question] = { question: line.question, answer: line.answer, reply: line.reply };
-    } else {
-      answers = [];
-      const step = (reading.steps[line.chunk] ??= { memories: [], seconds: 0 });
-      Object.assign(step, { read: line.tokens_read, tokens: line.document_tokens });
-      step.seconds = Math.max(step.seconds, line.seconds);
-      step.memories[question] = line.memory;
+  /** Take a line of the journal, or one of the two events that a server adds. */
+  apply(line) {
+    if (line.id !== undefined) this.lastEvent = line.id;
+    if (line.type === "run") {
+      this.documents = line.documents;
+      line.questions.forEach((question, index) => (this.episode(`${index}`).question = question));
+    } else if (line.type === "closed") {
+      this.status = line.status;
+      this.error = line.error;
+    } else if (line.type === "chunk") this.chunks.set(line.n, line.text);
+    else if (line.type === "begin") this.begin(line);
+    else if (line.type === "call") {
+      this.made.set(line.digest, line);
+      this.episode(line.episode).take(line);
+    } else if (line.type === "replay" && this.made.has(line.digest)) {
+      this.episode(line.episode).take(this.made.get(line.digest));
+      this.episode(line.episode).replayed++;
+    } else if (line.type === "end") {
+      this.episode(line.episode).end = line;
+      this.episode(line.episode).replayed = line.counters?.replayed_calls ?? 0;
     }
   }
-  const total = reading.steps.length; // those that a resumed reading had read before the trace was begun are unknown
-  reading.steps = Array.from(reading.steps, (step) => ({ read: 0, seconds: 0, memories: [], ...step, chunks: total }));
-  reading.answers = answers.length ? answers : null;
-  reading.status = reading.answers ? "done" : "stopped";
+
+  begin(line) {
+    const episode = this.episode(line.episode);
+    episode.question = line.question;
+    if (line.mixed) return; // the drive under way continues with other weights
+    Object.assign(episode, { end: null, replayed: 0 });
+    if (this.live) Object.assign(this, { status: "reading", error: null });
+    else {
+      episode.forget();
+      this.documents = [line.document?.name].filter(Boolean);
+    }
+  }
+
+  episode(name) {
+    let found = this.episodes.find((episode) => episode.name === name);
+    if (!found) this.episodes.push((found = new Episode(name)));
+    return found;
+  }
+
+  /** What to call each episode: its question, with its name where several have the same. */
+  get labels() {
+    const questions = this.episodes.map(({ question }) => question);
+    const several = (question) => questions.indexOf(question) !== questions.lastIndexOf(question);
+    return this.episodes.map(({ name, question }) => (several(question) ? `${question} (${name})` : question));
+  }
+}
+
+/** The run that a journal tells of. Throws an Error that says which line is none; a half-written last one is left. */
+export function fromJournal(text) {
+  const reading = new Reading({}, false);
+  for (const [index, line] of text.split("\n").slice(0, -1).entries()) {
+    try {
+      reading.apply(JSON.parse(line));
+    } catch {
+      throw new Error(`Line ${index + 1} is not a line of a journal.`);
+    }
+  }
   return reading;
 }
 
-/** What the model was shown at a piece: the last prompt of it in the trace. */
-export function passage(text, chunk, question) {
-  const line = traceLines(text).findLast((one) => one.chunk === chunk - 1 && one.question === question);
-  return line?.prompt.map(({ content }) => content).join("\n\n") ?? null;
+/** What the model was shown in a call of a journal. */
+export async function promptOf(reading, episode, call) {
+  const messages = call.prompt.map(async ({ content }) => {
+    const parts = await Promise.all([content].flat().map((part) => textOf(part, reading, episode)));
+    return parts.join("");
+  });
+  return (await Promise.all(messages)).join("\n\n");
+}
+
+async function textOf(part, reading, episode) {
+  if (typeof part === "string") return part;
+  if (part.reply) return episode.calls.get(JSON.stringify(part.reply))?.reply.text ?? "";
+  if (part.ids) return `[${(await unpacked(part.ids)).byteLength / 4} tokens]`;
+  return new TextDecoder().decode(await unpacked(reading.chunks.get(part.chunk)));
+}
+
+/** The bytes of what the journal packs: deflate in base64. */
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
 }
 
 /** Seconds as people say them. */

@@ -1,24 +1,25 @@
-// A reading as it is shown: how far it is, the memory after each piece and what changed in it, and the answers.
+// A run as it is shown: how far it is, the memory after each chunk and what changed in it, and the answers.
 
 import { server } from "./api.js";
 import { byId, clear, element, show } from "./dom.js";
-import { duration, passage } from "./reading.js";
+import { Episode, duration, fromJournal, promptOf } from "./reading.js";
 import { marked, sourced } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const BARS_HEIGHT = 100;
 const MOST_BARS_AHEAD = 400;
-const ANNOUNCE_SECONDS = 4; // pieces may come faster than they can be read out
-const RENDER_MILLISECONDS = 50; // a reading that is found again tells all its pieces at once
+const ANNOUNCE_SECONDS = 4; // chunks may come faster than they can be read out
+const RENDER_MILLISECONDS = 50; // a run that is found again tells all its chunks at once
+const MOST_TITLES = 4; // a file may hold hundreds of episodes
 const ENDED = { done: "Read to the end", stopped: "Stopped", failed: "Failed" };
 
 export class ReadingView {
-  /** `trace` is the text of the trace where the reading is one that was opened from a file. */
-  constructor(reading, { chunk, trace, onProblem, onResumed }) {
-    Object.assign(this, { reading, chunk, trace, onProblem, onResumed });
+  constructor(reading, { chunk, onProblem, onResumed }) {
+    Object.assign(this, { reading, chunk, onProblem, onResumed });
     this.question = 0;
+    this.journal = reading.live ? null : reading; // with prompts, which events have not
     this.wanted = ""; // the words of the answer whose source is shown
-    this.shown = null; // the piece on screen
+    this.shown = null; // the chunk on screen
     this.announced = 0;
     this.timer = null; // of a rendering that is due
     this.startClock();
@@ -42,7 +43,7 @@ export class ReadingView {
     const on = (id, action) => (byId(id).onclick = action); // one view at a time: the last takes over
     on("stop", () => this.attempt(() => server.stop(this.reading.id)));
     on("resume", () => this.attempt(() => this.resume()));
-    on("trace", () => this.attempt(() => this.download()));
+    on("journal", () => this.attempt(() => this.download()));
     on("forget", () => this.attempt(() => this.forget()));
     on("previous", () => this.go(this.shown - 1));
     on("next", () => this.go(this.shown + 1));
@@ -53,8 +54,18 @@ export class ReadingView {
     byId("bars").onclick = (event) => {
       const box = byId("bars").getBoundingClientRect();
       const chunk = Math.ceil(((event.clientX - box.left) / box.width) * this.expected);
-      this.go(Math.min(Math.max(chunk, 1), this.reading.steps.length));
+      this.go(Math.min(Math.max(chunk, 1), this.episode.steps.length));
     };
+  }
+
+  /** The episode of the question that is shown. */
+  get episode() {
+    return this.reading.episodes[this.question] ?? new Episode("");
+  }
+
+  /** How the run stands, or in a file the episode. */
+  get status() {
+    return this.reading.live ? this.reading.status : this.episode.status;
   }
 
   focus() {
@@ -62,26 +73,30 @@ export class ReadingView {
     window.scrollTo(0, 0);
   }
 
-  /** Show a piece by number, or (null) always the latest. */
+  /** Show a chunk by number, or (null) always the latest. */
   select(chunk) {
     this.chunk = chunk;
     if (chunk === null) this.wanted = "";
-    if (this.reading.last) this.showMemory();
+    this.showMemory();
   }
 
   /** As `select`, and name it in the page's address. */
   go(chunk) {
-    const last = this.reading.steps.length;
-    const target = chunk === null || (chunk >= last && this.reading.status === "reading") ? null : clamp(chunk, last);
-    const base = this.trace === null ? `#${this.reading.id}` : "#";
-    const rest = target === null ? "" : this.trace === null ? `/${target}` : `${target}`;
-    history.replaceState(null, "", base + rest);
+    const last = this.episode.steps.length;
+    const target = chunk === null || (chunk >= last && this.status === "reading") ? null : clamp(chunk, last);
+    history.replaceState(null, "", this.address(target));
     this.select(target);
+  }
+
+  /** The address of a chunk; of the run for null. */
+  address(chunk) {
+    if (!this.reading.live) return `#${chunk ?? ""}`;
+    return `#${this.reading.id}${chunk === null ? "" : `/${chunk}`}`;
   }
 
   /** Show what an event changed, soon. */
   update(event) {
-    if (event.type === "chunk") this.stepStarted = Date.now();
+    if (event.chunk) this.stepStarted = Date.now();
     this.announce(event);
     this.timer ??= setTimeout(() => this.render(), RENDER_MILLISECONDS);
   }
@@ -90,90 +105,92 @@ export class ReadingView {
     const { reading } = this;
     this.timer = null;
     byId("documents").textContent = reading.documents.join(", ");
-    byId("reading-title").textContent = reading.questions.join(" · ") || "Reading";
+    const titles = [...new Set(reading.episodes.map(({ question }) => question))];
+    byId("reading-title").textContent = titles.length > MOST_TITLES ? this.episode.question : titles.join(" · ");
     this.showActions();
     this.showSwitch();
     this.showProgress();
     this.showAnswer();
-    if (reading.last) this.showMemory();
-    show("memory-box", Boolean(reading.last));
-    if (reading.status !== "reading") clearInterval(this.clock);
+    this.showMemory();
+    if (this.status !== "reading") clearInterval(this.clock);
   }
 
   showActions() {
-    const { status, steps, answers } = this.reading;
-    const live = this.trace === null;
+    const { live, status, episodes } = this.reading;
     show("stop", live && status === "reading");
     show("resume", live && (status === "stopped" || status === "failed"));
-    show("trace", live && (steps.length > 0 || answers !== null));
+    show("journal", live && episodes.some(({ calls }) => calls.size > 0));
     show("forget", live && status !== "reading");
   }
 
   showProgress() {
-    const { reading } = this;
+    const { episode, status } = this;
+    const { last } = episode;
     const bar = byId("progress");
-    const last = reading.last;
-    show(bar, reading.status !== "done");
+    show(bar, status !== "done");
     bar.max = last?.tokens || 1;
-    if (last || reading.status !== "reading") bar.value = last?.read ?? 0;
+    if (last || status !== "reading") bar.value = last?.read ?? 0;
     else bar.removeAttribute("value"); // not known yet
     byId("progress-text").textContent = this.progressWords().filter(Boolean).join(" · ");
     document.title = [
-      reading.status === "reading" && last ? `${reading.steps.length}/${last.chunks}` : "",
-      reading.questions[0],
+      status === "reading" && last ? `${episode.steps.length}/${episode.expected}` : "",
+      this.reading.episodes[0]?.question,
       "memjax",
     ].filter(Boolean).join(" · ");
   }
 
   progressWords() {
-    const { status, steps, last, rate, secondsLeft, answers, error } = this.reading;
+    const { episode, status } = this;
+    const { steps, last, rate, secondsLeft, end, replayed } = episode;
+    const error = (this.reading.live && this.reading.error) || end?.error;
     const speed = rate ? `${rate < 10 ? rate.toFixed(1) : Math.round(rate).toLocaleString("en")} tokens/s` : "";
-    if (!last) return [status === "reading" ? "Reading the first piece" : (ENDED[status] ?? status), error];
+    const again = replayed ? `${replayed} ${replayed === 1 ? "call" : "calls"} replayed` : "";
+    if (!last && status === "reading") return ["Reading the first chunk"];
+    if (!last) return [status === "done" ? "Answered" : ENDED[status], error, again];
     const done = last.read === last.tokens;
-    const pieces = `${steps.length} of ${done ? "" : "about "}${last.chunks} pieces`;
-    if (status !== "reading") return [error ? `${ENDED[status]}: ${error}` : ENDED[status], pieces, speed];
-    if (done && answers === null) return [pieces, "answering"];
+    const chunks = `${steps.length} of ${done ? "" : "about "}${episode.expected} chunks`;
+    if (status !== "reading") return [error ? `${ENDED[status]}: ${error}` : ENDED[status], chunks, speed, again];
+    if (end) return [chunks, error ? `failed: ${error}` : "answered", again];
+    if (done) return [chunks, "answering"];
     const since = (Date.now() - this.stepStarted) / 1000;
     const left = secondsLeft === null ? "" : `${duration(Math.max(1, secondsLeft - since))} left`;
-    return [`${pieces} read`, speed, left];
+    return [`${chunks} read`, speed, left];
   }
 
   /** Offer the questions, where there are several. */
   showSwitch() {
-    const { questions } = this.reading;
+    const { labels } = this.reading;
     const place = byId("switch");
-    show(place, questions.length > 1);
-    if (this.offered === questions) return; // a rebuilt choice would lose the focus
-    this.offered = questions;
+    show(place, labels.length > 1);
+    if (this.offered === labels.join("\n")) return; // a rebuilt choice would lose the focus
+    this.offered = labels.join("\n");
     for (const label of place.querySelectorAll("label")) label.remove();
-    questions.forEach((question, index) => {
+    labels.forEach((label, index) => {
       const input = element("input", { type: "radio", name: "question", checked: index === this.question });
       input.onchange = () => {
         this.question = index;
         this.wanted = "";
-        this.showAnswer();
-        if (this.reading.last) this.showMemory();
+        this.render();
       };
-      place.append(element("label", {}, input, element("span", {}, question)));
+      place.append(element("label", {}, input, element("span", {}, label)));
     });
   }
 
   showAnswer() {
-    const answer = this.reading.answers?.[this.question];
-    show("answer-box", Boolean(answer));
-    if (!answer) return;
-    const text = answer.answer.trim() || "(the reply was empty)";
-    const pieces = sourced(text, this.reading.memories(this.question));
-    clear(byId("answer")).append(...pieces.map((piece) => this.answerPiece(piece)));
-    show("answer-note", pieces.some(({ chunk }) => chunk !== null));
+    const { answer, memories } = this.episode;
+    show("answer-box", answer !== null);
+    if (answer === null) return;
+    const spans = sourced(answer || "(the reply was empty)", memories);
+    clear(byId("answer")).append(...spans.map((span) => this.answerSpan(span)));
+    show("answer-note", spans.some(({ chunk }) => chunk !== null));
   }
 
-  answerPiece({ chunk, text }) {
+  answerSpan({ chunk, text }) {
     if (chunk === null) return text;
     const word = text.trimEnd();
-    const note = element("sup", {}, element("span", { className: "visually-hidden" }, " piece "), `${chunk}`);
-    const href = this.trace === null ? `#${this.reading.id}/${chunk}` : `#${chunk}`;
-    const link = element("a", { href, className: "source", title: `In the memory since piece ${chunk}` }, word, note);
+    const note = element("sup", {}, element("span", { className: "visually-hidden" }, " chunk "), `${chunk}`);
+    const title = `In the memory since chunk ${chunk}`;
+    const link = element("a", { href: this.address(chunk), className: "source", title }, word, note);
     link.onclick = (event) => {
       event.preventDefault();
       this.wanted = word;
@@ -186,16 +203,20 @@ export class ReadingView {
   }
 
   showMemory() {
-    const { reading } = this;
-    const last = reading.steps.length;
+    const { episode } = this;
+    const last = episode.steps.length;
     this.shown = clamp(this.chunk ?? last, last);
-    const change = reading.change(this.shown, this.question);
-    byId("memory-title").textContent = `Memory after piece ${this.shown}`;
+    show("memory-box", last > 0);
+    show("passage-box", episode.calls.size > 0);
+    this.showPassage();
+    if (!last) return;
+    const change = episode.change(this.shown);
+    byId("memory-title").textContent = `Memory after chunk ${this.shown}`;
     byId("change").textContent = changeWords(change);
     const withDropped = byId("show-dropped").checked;
-    const pieces = change.pieces.filter(({ kind }) => withDropped || kind !== "dropped");
-    clear(byId("memory")).append(...pieces.map((piece) => this.memoryPiece(piece)));
-    if (!reading.memory(this.shown, this.question).trim()) {
+    const spans = change.spans.filter(({ kind }) => withDropped || kind !== "dropped");
+    clear(byId("memory")).append(...spans.map((span) => this.memorySpan(span)));
+    if (!episode.memory(this.shown).trim()) {
       byId("memory").append(element("p", { className: "quiet" }, "Nothing is remembered yet."));
     }
     show("dropped-legend", withDropped);
@@ -207,31 +228,29 @@ export class ReadingView {
     byId("next").disabled = this.shown >= last;
     show("latest", this.shown < last);
     this.showBars();
-    this.showPassage();
   }
 
-  memoryPiece({ kind, text }) {
+  memorySpan({ kind, text }) {
     const inner = this.wanted && kind !== "dropped" ? withMarks(text, this.wanted) : [text];
     if (kind === "same") return element("span", {}, ...inner);
     return element(kind === "added" ? "ins" : "del", {}, ...inner);
   }
 
-  /** How many pieces there will be, as far as is known. */
+  /** How many bars are drawn: one for each chunk that is read or expected. */
   get expected() {
-    const { last, steps } = this.reading;
-    return Math.min(Math.max(last?.chunks ?? 1, steps.length), steps.length + MOST_BARS_AHEAD);
+    return Math.min(this.episode.expected, this.episode.steps.length + MOST_BARS_AHEAD);
   }
 
-  /** For every piece a bar: the words that stayed, those it added, and below the line those it dropped. */
+  /** For every chunk a bar: the words that stayed, those it added, and below the line those it dropped. */
   showBars() {
-    const { reading, question, expected } = this;
-    const changes = reading.steps.map((_, index) => reading.change(index + 1, question));
+    const { episode, expected } = this;
+    const changes = Array.from(episode.steps, (_, index) => episode.change(index + 1));
     const above = Math.max(1, ...changes.map(({ same, added }) => same + added));
     const below = Math.max(1, ...changes.map(({ dropped }) => dropped));
     const scale = (BARS_HEIGHT - 4) / (above + below);
     const line = above * scale + 2;
     const svg = byId("bars");
-    svg.parentElement.style.maxWidth = `${Math.max(6, expected * 3)}rem`; // few pieces are no wide blocks
+    svg.parentElement.style.maxWidth = `${Math.max(6, expected * 3)}rem`; // few chunks are no wide blocks
     svg.setAttribute("viewBox", `0 0 ${expected} ${BARS_HEIGHT}`);
     clear(svg);
     const draw = (index, y, height, name) => {
@@ -250,25 +269,24 @@ export class ReadingView {
       draw(index, line, dropped * scale, "dropped");
     });
     for (let index = changes.length; index < expected; index++) {
-      const current = index === changes.length && reading.status === "reading";
+      const current = index === changes.length && this.status === "reading";
       draw(index, line - 3, 3, current ? "current" : "ahead");
     }
   }
 
-  /** Show the prompt of the piece, from the trace: the server's is asked for when it is first needed. */
+  /** Show the prompt of the chunk, from the journal: the server's is asked for when it is first needed. */
   async showPassage() {
-    if (!byId("passage-box").open || !this.reading.last) return;
-    const { shown, question } = this;
-    const text = this.reading.questions[question];
+    if (!byId("passage-box").open || !this.episode.calls.size) return;
+    const { shown, episode } = this;
+    const find = () => this.journal?.episodes.find(({ name }) => name === episode.name)?.call(shown);
     try {
-      let found = passage(this.trace ?? this.fetched ?? "", shown, text);
-      if (found === null && this.trace === null) {
-        this.fetched = await server.trace(this.reading.id);
-        found = passage(this.fetched, shown, text);
-      }
-      if (shown !== this.shown || question !== this.question) return; // another piece was chosen meanwhile
+      if (!find() && this.reading.live) this.journal = fromJournal(await server.journal(this.reading.id));
+      const call = find();
+      const kept = this.journal?.episode(episode.name);
+      const found = call ? await promptOf(this.journal, kept, call) : "It is not in the journal.";
+      if (shown !== this.shown || episode !== this.episode) return; // another chunk was chosen meanwhile
       const place = clear(byId("passage"));
-      place.append(...(this.wanted && found ? withMarks(found, this.wanted) : [found ?? "It is not in the trace."]));
+      place.append(...(this.wanted ? withMarks(found, this.wanted) : [found]));
       place.querySelector("mark")?.scrollIntoView({ block: "nearest" });
     } catch (error) {
       this.onProblem(error);
@@ -276,17 +294,18 @@ export class ReadingView {
   }
 
   announce(event) {
-    const { reading } = this;
+    const { episode } = this;
     let words = "";
-    if (event.type === "chunk") {
+    if (event.episode !== episode.name && event.type !== "closed") return;
+    if (event.chunk) {
       const now = Date.now() / 1000;
       if (now - this.announced < ANNOUNCE_SECONDS) return;
       this.announced = now;
-      const change = reading.change(event.chunk, this.question);
-      words = `Piece ${event.chunk} of ${event.chunks} is read. ${changeWords(change)}.`;
-    } else if (event.type === "answer") {
-      words = `Answered: ${event.answers.map(({ answer }) => answer).join("; ")}`;
-    } else if (event.type === "end" && event.status !== "done") {
+      const chunk = event.chunk.index + 1;
+      words = `Chunk ${chunk} of ${episode.expected} is read. ${changeWords(episode.change(chunk))}.`;
+    } else if (event.type === "end" && episode.answer !== null) {
+      words = `Answered: ${episode.answer}`;
+    } else if (event.type === "closed" && event.status !== "done") {
       words = `${ENDED[event.status] ?? ""} ${event.error ?? ""}`;
     }
     if (words) byId("announcer").textContent = words;
@@ -303,7 +322,7 @@ export class ReadingView {
   }
 
   async download() {
-    const blob = new Blob([await server.trace(this.reading.id)], { type: "application/jsonl" });
+    const blob = new Blob([await server.journal(this.reading.id)], { type: "application/jsonl" });
     const link = element("a", { href: URL.createObjectURL(blob), download: `${this.reading.id}.jsonl` });
     link.click();
     URL.revokeObjectURL(link.href);
@@ -329,8 +348,8 @@ function withMarks(text, wanted) {
   return marked(text, wanted).flatMap(({ mark, text: rest }) => (mark ? [element("mark", {}, mark), rest] : [rest]));
 }
 
-function changeWords({ pieces, added, dropped }) {
-  if (pieces.every(({ kind }) => kind === "same")) return "Nothing changed";
+function changeWords({ spans, added, dropped }) {
+  if (spans.every(({ kind }) => kind === "same")) return "Nothing changed";
   return `${added} ${added === 1 ? "word" : "words"} added, ${dropped} dropped`;
 }
 

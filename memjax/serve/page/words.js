@@ -21,7 +21,7 @@ export function words(text) {
   return found;
 }
 
-/** The way from one text to another: pieces of kind "same", "added" or "dropped", with the number of their words. */
+/** The way from one text to another: spans of kind "same", "added" or "dropped", with the number of their words. */
 export function diff(before, after) {
   const a = words(before);
   const b = words(after);
@@ -35,13 +35,13 @@ export function diff(before, after) {
 }
 
 /** How many words a diff adds, drops and keeps. */
-export function counts(pieces) {
+export function counts(spans) {
   const total = { same: 0, added: 0, dropped: 0 };
-  for (const piece of pieces) total[piece.kind] += piece.words;
+  for (const span of spans) total[span.kind] += span.words;
   return total;
 }
 
-/** An answer in pieces, those with words that say something carrying the number of the chunk that brought them. */
+/** An answer in spans, those with words that say something carrying the number of the chunk that brought them. */
 export function sourced(answer, memories) {
   const first = new Map();
   memories.forEach((memory, index) => {
@@ -50,18 +50,33 @@ export function sourced(answer, memories) {
       if (!first.has(key)) first.set(key, index + 1);
     }
   });
-  const pieces = [];
+  const spans = [];
   for (const { word, text } of words(answer)) {
     const key = normal(word);
     const chunk = !key || COMMON.has(key) ? null : (first.get(key) ?? null);
-    const last = pieces.at(-1);
+    const last = spans.at(-1);
     if (last && last.chunk === chunk) last.text += text;
-    else pieces.push({ chunk, text });
+    else spans.push({ chunk, text });
   }
-  return pieces;
+  return spans;
 }
 
-/** A text in pieces, those marked whose words are among the given ones. */
+/** The answer in a reply: the content of its last closed box, else all that follows the thinking. */
+export function answerOf(reply) {
+  const text = reply.split("</think>").at(-1);
+  for (let box = text.lastIndexOf("\\boxed{"); box >= 0; box = text.lastIndexOf("\\boxed{", box - 1)) {
+    let depth = 0;
+    for (let at = box + 6; at < text.length; at++) {
+      if (text[at] === "\\") at++; // an escaped brace is text
+      else if (text[at] === "{") depth++;
+      else if (text[at] === "}" && --depth === 0) return text.slice(box + 7, at).trim();
+    }
+    if (box === 0) break;
+  }
+  return text.trim();
+}
+
+/** A text in spans, those marked whose words are among the given ones. */
 export function marked(text, wanted) {
   const keys = new Set(words(wanted).map(({ word }) => normal(word)).filter((key) => key && !COMMON.has(key)));
   return words(text).map(({ word, text: whole }) => ({
@@ -103,13 +118,13 @@ function changes(a, b) {
 }
 
 function merged(path) {
-  const pieces = [];
+  const spans = [];
   for (const [kind, { word, text }] of path) {
-    if (pieces.at(-1)?.kind !== kind) pieces.push({ kind, text: "", words: 0 });
-    pieces.at(-1).text += text;
-    pieces.at(-1).words += word ? 1 : 0; // what stands before the first word has none
+    if (spans.at(-1)?.kind !== kind) spans.push({ kind, text: "", words: 0 });
+    spans.at(-1).text += text;
+    spans.at(-1).words += word ? 1 : 0; // what stands before the first word has none
   }
-  return pieces;
+  return spans;
 }
 
 function normal(word) {

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from memjax.eval.recording import Turn
+from memjax.data.chunks import ChunkTokenizer
+from memjax.data.evidence import passages
+from memjax.episodes.episode import Turn
 from memjax.rewards import score
 from memjax.trajectory import Task
 
@@ -21,6 +23,8 @@ STAGES: tuple[Stage, ...] = ("unseen", "capture", "retention", "use", "kept")
 # Metrics that want every answer; for all others the answers are spellings of one.
 _ALL_ANSWERS = frozenset({"ruler_all", "recall"})
 _NAME_CHARS = 60  # of a passage without a title
+# A chunk border may cut a watched text in two; this much of its start or end is enough to know it by.
+_MARK = 60
 _WITHOUT_WORDS = frozenset({"yes", "no", "noanswer"})
 
 
@@ -77,36 +81,34 @@ def evidence_of(task: Task) -> tuple[Evidence, ...]:
     return (Evidence("answer", answers, answers),) if answers else ()
 
 
-def passages(task: Task) -> list[tuple[Mapping[str, Any], str]]:
-    """Each item of `extra["evidence"]` that says where it stands, with its text.
+class Diagnosis:
+    """Takes the memory turns of an episode one by one, and says what became of each fact. It holds no document text."""
 
-    An item has its "text", or the characters from "start" to "end" of the context that it takes.
-    """
-    given = task.extra.get("evidence", ())
-    items = [
-        item for item in given if isinstance(item, Mapping) and ("text" in item or {"start", "end"} <= item.keys())
-    ]
-    texts = [item.get("text", "") for item in items]
-    at = 0
-    for piece in [task.context] if isinstance(task.context, str) else task.context.pieces():
-        for index, item in enumerate(items):
-            if "text" not in item and item["start"] < at + len(piece) and item["end"] > at:
-                texts[index] += piece[max(0, item["start"] - at) : item["end"] - at]
-        at += len(piece)
-        if all("text" in item or item["end"] <= at for item in items):
-            break
-    return list(zip(items, texts, strict=True))
+    def __init__(self, evidence: Sequence[Evidence], tokenizer: ChunkTokenizer):
+        self._evidence, self._decode = evidence, tokenizer.decode
+        self._marks = [[mark for text in fact.texts for mark in _marks(text)] for fact in evidence]
+        self._shown: list[list[int]] = [[] for _ in evidence]  # by fact: the turns that showed it
+        self._held: list[list[bool]] = [[] for _ in evidence]  # by fact: whether each memory holds it
+        self.memories: list[str] = []  # after each turn
 
+    def add(self, turn: Turn) -> None:
+        """Take a turn; one that read no chunk, or wrote no memory, is passed over."""
+        if turn.chunk is None or turn.kind != "memory":
+            return
+        text, said = _squeezed(self._decode(turn.chunk.ids)) if self._evidence else "", turn.reply.text
+        memory = said if said.strip() or not self.memories else self.memories[-1]  # an empty update keeps the memory
+        for fact, marks, shown, held in zip(self._evidence, self._marks, self._shown, self._held, strict=True):
+            if any(mark in text for mark in marks):
+                shown.append(len(self.memories))
+            held.append(score("sub_em", memory, fact.words) > 0)
+        self.memories.append(memory)
 
-def diagnose(evidence: Sequence[Evidence], turns: Sequence[Turn], correct: bool) -> tuple[Fate, ...]:
-    """The fate of each fact over the memory turns of a sample; `turns` excludes the final one."""
-    fates = []
-    memories = _memories(turns)
-    for index, fact in enumerate(evidence):
-        shown = tuple(k for k, turn in enumerate(turns) if turn.shown[index])
-        held = [score("sub_em", memory, fact.words) > 0 for memory in memories]
-        fates.append(_fate(fact.name, shown, held, correct))
-    return tuple(fates)
+    def fates(self, *, correct: bool) -> tuple[Fate, ...]:
+        """The fate of each fact; none where no memory was written."""
+        if not self.memories:
+            return ()
+        found = zip(self._evidence, self._shown, self._held, strict=True)
+        return tuple(_fate(fact.name, tuple(shown), held, correct) for fact, shown, held in found)
 
 
 def counters(fates: Iterable[Fate]) -> dict[str, float]:
@@ -149,12 +151,14 @@ def _named(item: Mapping[str, Any], text: str, task: Task) -> Evidence:
     )
 
 
-def _memories(turns: Sequence[Turn]) -> list[str]:
-    """The memory after each chunk: an empty update keeps the one before."""
-    memories: list[str] = []
-    for turn in turns:
-        memories.append(turn.text if turn.text.strip() or not memories else memories[-1])
-    return memories
+def _squeezed(text: str) -> str:
+    """Lower case, single spaces: what survives another line break or a decoding round trip."""
+    return " ".join(text.casefold().split())
+
+
+def _marks(text: str) -> tuple[str, ...]:
+    squeezed = _squeezed(text)
+    return (squeezed[:_MARK], squeezed[-_MARK:]) if len(squeezed) > _MARK else (squeezed,)
 
 
 def _fate(name: str, shown: tuple[int, ...], held: Sequence[bool], correct: bool) -> Fate:

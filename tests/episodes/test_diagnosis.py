@@ -1,20 +1,43 @@
-import asyncio
-
+import numpy as np
 import pytest
 
+from memjax.data.chunks import Chunk
 from memjax.data.corpus import Corpus, Documents, write_corpus
-from memjax.eval.diagnosis import Evidence, counters, diagnose, evidence_of, losses_by_tenth, passages
-from memjax.eval.recording import RecordingClient, Turn
+from memjax.data.evidence import passages
+from memjax.episodes.diagnosis import Diagnosis, Evidence, Fate, counters, evidence_of, losses_by_tenth
+from memjax.episodes.episode import Reply, Turn
 from memjax.rollout.client import Message, Prompt
-from memjax.rollout.fake import ByteTokenizer, ScriptedClient
-from memjax.trajectory import SamplingParams, Task
+from memjax.rollout.fake import ByteTokenizer
+from memjax.trajectory import Completion, Task
 
 FACT = Evidence("code", ("The code is 4711.",), ("4711",))
+TOKENIZER = ByteTokenizer()
 
 
-def turns(*steps: tuple[bool, str]) -> list[Turn]:
-    """Turns from (was the fact shown, memory written)."""
-    return [Turn(memory, 10, 5, 0, False, (shown,)) for shown, memory in steps]
+def turn(number: int, reply: str, text: str | None, kind: str = "memory", *before: str) -> Turn:
+    """A turn whose prompt shows `before` and the text of a chunk, if there is one."""
+    empty = np.zeros(0, np.int32)
+    completion = Completion(empty, empty, np.zeros(0, np.float32), reply, "stop")
+    ids = tuple(TOKENIZER.encode(text or ""))
+    prompt = Prompt((Message("user", (*before, ids)),))
+    chunk = None if text is None else Chunk(number, ids, 0, len(ids))
+    return Turn((number + 1,), kind, prompt, Reply(completion, (), ()), chunk)
+
+
+def shown_in(texts: list[str], evidence: Evidence) -> tuple[int, ...]:
+    """The chunks that are said to show the evidence."""
+    diagnosis = Diagnosis([evidence], TOKENIZER)
+    for number, text in enumerate(texts):
+        diagnosis.add(turn(number, "-", text))
+    return diagnosis.fates(correct=False)[0].shown_in
+
+
+def diagnose(steps: list[tuple[bool, str]], correct: bool) -> list[Fate]:
+    """The fates of FACT after turns of (was the fact shown, memory written)."""
+    diagnosis = Diagnosis([FACT], TOKENIZER)
+    for number, (shown, memory) in enumerate(steps):
+        diagnosis.add(turn(number, memory, "Now: the code\nis 4711. Yes." if shown else "Nothing."))
+    return list(diagnosis.fates(correct=correct))
 
 
 @pytest.mark.parametrize(
@@ -31,22 +54,22 @@ def turns(*steps: tuple[bool, str]) -> list[Turn]:
     ],
 )
 def test_each_fact_gets_the_stage_and_chunk_at_which_it_was_lost(steps, correct, stage, lost_at):
-    (fate,) = diagnose([FACT], turns(*steps), correct)
+    (fate,) = diagnose(steps, correct)
     assert (fate.stage, fate.lost_at) == (stage, lost_at)
 
 
 def test_an_empty_update_keeps_the_memory_before_it():
-    (fate,) = diagnose([FACT], turns((True, "4711"), (False, "")), correct=True)
+    (fate,) = diagnose([(True, "4711"), (False, "")], correct=True)
     assert (fate.stage, fate.updates, fate.drops) == ("kept", 1, 0)
 
 
 def test_rates_are_given_that_the_stage_before_went_well():
     fates = [
-        *diagnose([FACT], turns((False, "-")), False),
-        *diagnose([FACT], turns((True, "-")), False),
-        *diagnose([FACT], turns((True, "4711"), (False, "4711"), (False, "-")), False),
-        *diagnose([FACT], turns((True, "4711"), (False, "4711")), False),
-        *diagnose([FACT], turns((True, "4711"), (False, "4711")), True),
+        *diagnose([(False, "-")], False),
+        *diagnose([(True, "-")], False),
+        *diagnose([(True, "4711"), (False, "4711"), (False, "-")], False),
+        *diagnose([(True, "4711"), (False, "4711")], False),
+        *diagnose([(True, "4711"), (False, "4711")], True),
     ]
     assert counters(fates) == pytest.approx(
         {
@@ -61,8 +84,8 @@ def test_rates_are_given_that_the_stage_before_went_well():
 
 
 def test_losses_are_placed_in_their_tenth_of_the_document():
-    late = diagnose([FACT], turns(*[(True, "4711")] * 19, (False, "gone")), False)
-    early = diagnose([FACT], turns((True, "-"), *[(False, "-")] * 19), False)
+    late = diagnose([*[(True, "4711")] * 19, (False, "gone")], False)
+    early = diagnose([(True, "-"), *[(False, "-")] * 19], False)
     tenths = losses_by_tenth([(late, 20), (early, 20)])
     assert tenths == {"capture": [1] + [0] * 9, "retention": [0] * 9 + [1]}
 
@@ -94,48 +117,24 @@ def test_without_named_evidence_the_answers_are_watched():
     assert [fact.name for fact in evidence_of(all_wanted)] == ["17", "23"]
 
 
-def ask(client: RecordingClient, *parts: str | list[int]) -> None:
-    prompt = Prompt((Message("user", tuple(parts)),))
-    asyncio.run(client.complete(prompt, SamplingParams(max_tokens=100)))
+@pytest.mark.parametrize("memory", ["The code is 4711. Keep it.", "- 4711"])
+def test_a_fact_in_the_memory_or_the_question_was_not_shown_by_the_chunk(memory):
+    diagnosis = Diagnosis([FACT, Evidence("other", ("code is 9",), ("9",))], TOKENIZER)
+    diagnosis.add(turn(0, memory, "Chunk: The code\nis 4711.", "memory", "Which? The code is 9.", "no notes"))
+    diagnosis.add(turn(1, memory, "Chunk: nothing.", "memory", "Which? The code is 9.", memory))
+    assert [fate.shown_in for fate in diagnosis.fates(correct=True)] == [(0,), ()]
+    assert diagnosis.memories == [memory, memory]
 
 
-@pytest.mark.parametrize("as_ids", [False, True])
-def test_a_fact_in_the_memory_or_the_question_was_not_shown_by_the_chunk(as_ids):
-    tokenizer = ByteTokenizer()
-    replies = iter(["The code is 4711. Keep it.", "The code is 4711. Keep it.", "done"])
-    watched = [["code is 4711"], ["code is 9"]]
-    reader = ScriptedClient(lambda prompt, params: next(replies))
-    client = RecordingClient(reader, tokenizer.decode, "Which? The code is 9.", watched)
-    part = tokenizer.encode if as_ids else (lambda text: text)
-    ask(client, "Which? The code is 9.", "\n", part("no notes"), "\n", part("Chunk: The code\nis 4711."))
-    ask(client, "Which? The code is 9.", "\n", part("The code is 4711. Keep it."), "\n", part("Chunk: nothing."))
-    assert [turn.shown for turn in client.turns] == [(True, False), (False, False)]
-
-
-def test_a_short_memory_is_not_taken_for_what_the_chunk_shows():
-    tokenizer = ByteTokenizer()
-    client = RecordingClient(ScriptedClient(lambda prompt, params: "- 4711"), tokenizer.decode, watched=[["4711"]])
-    ask(client, "Notes:\n", "none", "\nText:\n", "The code is 4711.")
-    ask(client, "Notes:\n", tokenizer.encode("- 4711"), "\nText:\n", "Nothing.")
-    assert [turn.shown for turn in client.turns] == [(True,), (False,)]
-
-
-def test_the_prompt_hash_tells_prompts_apart_whatever_their_parts_are_made_of():
-    tokenizer = ByteTokenizer()
-
-    def hash_of(*parts):
-        client = RecordingClient(ScriptedClient(lambda prompt, params: "ok"), tokenizer.decode)
-        ask(client, *parts)
-        return client.prompt_hash
-
-    assert hash_of("read ", "this") == hash_of("read ", tokenizer.encode("this"))
-    assert hash_of("read ", "this") != hash_of("read ", "that")
+def test_turns_that_read_no_chunk_or_write_no_memory_are_passed_over():
+    diagnosis = Diagnosis([FACT], TOKENIZER)
+    diagnosis.add(turn(0, "4711", None))
+    diagnosis.add(turn(1, "4711", "The code is 4711.", kind="final"))
+    assert diagnosis.fates(correct=True) == ()
+    assert diagnosis.memories == []
 
 
 def test_a_passage_cut_by_a_chunk_border_is_known_by_either_end():
     passage = "It was found in the cellar of the mill, behind the third barrel. " * 3
-    client = RecordingClient(ScriptedClient(lambda prompt, params: "ok"), ByteTokenizer().decode, watched=[[passage]])
-    ask(client, passage[:100])
-    ask(client, passage[100:])
-    ask(client, passage[65:95])
-    assert [turn.shown for turn in client.turns] == [(True,), (True,), (False,)]
+    cut = [passage[:100], passage[100:], passage[65:95]]
+    assert shown_in(cut, Evidence("where", (passage,), ("cellar",))) == (0, 1)

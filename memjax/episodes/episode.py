@@ -1,0 +1,394 @@
+"""What an agent may do: call the model, read a document, call a function, run coroutines side by side.
+
+Nothing here knows about seeds of a run, files, progress, training or the server: an agent written against `Episode`
+works in all of them. Every call has a key that does not depend on the order in which replies arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from memjax.data.chunks import Chunk, ChunkTokenizer
+from memjax.data.seeds import derive_seed
+from memjax.episodes.feed import Feed
+from memjax.episodes.quotes import Quote, QuotedText
+from memjax.rollout.client import Client, ClientError, Message, Part, Prompt
+from memjax.trajectory import Completion, SamplingParams, Task, TextSource
+
+if TYPE_CHECKING:
+    from memjax.episodes.journal import EpisodeJournal
+
+Key = tuple[int | str, ...]
+"""Names a call within its episode: the path of asyncio tasks below the episode, then the number in that task."""
+
+Result = TypeVar("Result")
+
+_SIBLINGS = 8  # turns of the event loop in which calls made side by side all get to look into the journal
+
+
+class JournalMismatch(ValueError):  # noqa: N818  (it is a finding, not a fault)
+    """A journal holds another run, of which nothing can be replayed."""
+
+
+class EpisodeTokenizer(ChunkTokenizer, Protocol):
+    """What an episode and its agent need of a tokenizer."""
+
+    @property
+    def eos_ids(self) -> Sequence[int]:
+        """The ids that end a reply."""
+        ...
+
+    def pieces_of(self, ids: Sequence[int]) -> Sequence[bytes]:
+        """The bytes of each id."""
+        ...
+
+    def count(self, text: str) -> int:
+        """How many tokens the text takes."""
+        ...
+
+    def render(self, messages: Sequence[Message]) -> Sequence[int]:
+        """The ids of the messages in the model's chat template."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model wrote in one turn. `part` and `message` are its only ways into a later prompt."""
+
+    completion: Completion
+    key: Key
+    ids: tuple[int, ...]  # without the end id; empty where a service gives text only
+
+    @classmethod
+    def of(cls, completion: Completion, key: Key, end_ids: Collection[int]) -> Reply:
+        """The reply that a completion is, where `end_ids` end one."""
+        return cls(completion, key, without_end(completion.token_ids, end_ids))
+
+    @property
+    def text(self) -> str:
+        """The reply as text, ended before a stop string."""
+        return self.completion.text
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the reply was cut at its token limit."""
+        return self.completion.finish_reason == "length"
+
+    def part(self) -> Part | None:
+        """The reply as a part of a later prompt: the sampled ids without the end id, else the text; None if blank."""
+        if not self.text.strip():
+            return None
+        return Quote(self.ids, self.key) if self.ids else QuotedText(self.text, self.key)
+
+    @property
+    def message(self) -> Message:
+        """The reply as the assistant message of a later prompt."""
+        part = self.part()
+        return Message("assistant", () if part is None else (part,))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One call of the model inside an episode."""
+
+    key: Key
+    kind: str
+    prompt: Prompt
+    reply: Reply
+    chunk: Chunk | None = None  # what it read of the document
+    trained: bool = True  # whether its tokens carry loss
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    digest: str | None = None  # of everything that the reply depends on; None where nobody keeps it
+    prompt_hash: str | None = None
+    replayed: bool = False  # answered from the journal
+
+    @property
+    def is_continuation(self) -> bool:
+        """Whether the prompt repeats a reply as an assistant message, and so should extend its conversation."""
+        return any(message.role == "assistant" and message.content for message in self.prompt.messages)
+
+
+class Episode:
+    """One attempt at a task. An agent gets it beside the task; `run_episode` makes it.
+
+    `tokenizer` counts and cuts in the model's tokens; `window` is the model's context length in tokens, or None.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        client: Client,
+        tokenizer: EpisodeTokenizer,
+        sampling: SamplingParams,
+        *,
+        seed: int,
+        recorder: EpisodeJournal | None = None,
+        feed: Feed | None = None,
+        max_chunks: int | None = None,
+        on_turn: Callable[[Turn], None] | None = None,
+        keep_turns: bool = True,
+    ):
+        self.task, self.tokenizer, self.window = task, tokenizer, client.window
+        self.counters: Counter[str] = Counter(document_tokens=0, truncated_tokens=0)
+        self.turns: list[Turn] = []
+        self.model = client.model
+        self._client, self._sampling, self._seed = client, sampling, seed
+        self._recorder, self._on_turn, self._keep_turns = recorder, on_turn, keep_turns
+        self._feed = feed or Feed(task.context, tokenizer)
+        self._max_chunks = max_chunks
+        self._keys: set[Key] = set()
+        self._said: dict[str, tuple[Key, np.ndarray]] = {}  # replies that a later message may repeat as text
+
+    async def chat(
+        self,
+        prompt: Prompt | Sequence[Message] | str,
+        *,
+        max_tokens: int,
+        kind: str = "turn",
+        key: int | str | Key | None = None,
+        chunk: Chunk | None = None,
+        trained: bool = True,
+        stop: tuple[str, ...] = (),
+        notes: Mapping[str, Any] | None = None,
+    ) -> Reply:
+        """Call the model once.
+
+        `kind` names the turn in traces and counters, `chunk` is what of the document the prompt shows, `notes` are JSON
+        values to keep beside the reply. A turn that is not `trained` carries no loss. Raises ValueError for a prompt
+        that does not fit and for a `key` used twice, ClientError where the model could not be reached or failed.
+        """
+        key = self._take_key(key)
+        prompt = self._with_own_replies(_as_prompt(prompt))
+        seed = derive_seed(self._seed, *key) >> 1  # services take signed 32-bit seeds
+        params = replace(self._sampling, max_tokens=max_tokens, seed=seed, n=1, stop=stop or self._sampling.stop)
+        if prompt.shared_parts:
+            self._feed.wait_for_each_other()
+        await asyncio.sleep(0)  # a replayed branch must not run ahead of its siblings
+        digest, prompt_hash, completion = self._known(key, kind, prompt, params)
+        replayed = completion is not None
+        if completion is None:
+            await self._refuse_to_start_over()
+            completion = await self._complete(prompt, params)
+        reply = Reply.of(completion, key, self.tokenizer.eos_ids)
+        turn = Turn(key, kind, prompt, reply, chunk, trained, notes or {}, digest, prompt_hash, replayed)
+        self._keep(turn)
+        return reply
+
+    def chunks(
+        self,
+        source: str | TextSource,
+        tokens: int,
+        *,
+        tags: Sequence[str] = (),
+        max_chunks: int | None = None,
+    ) -> AsyncIterator[Chunk]:
+        """One pass over a document in chunks of at most `tokens` tokens; every call starts another pass.
+
+        `tags` are the tag names of the prompt, whose use in the document is escaped. With `max_chunks` a longer
+        document loses its middle, which is counted as `truncated_tokens`. Leaving the loop early leaves the pass.
+        """
+        feed = self._feed if source is self.task.context else Feed(source, self.tokenizer)
+        limit = min((n for n in (max_chunks, self._max_chunks) if n is not None), default=None)
+        end = 0
+
+        def count(chunk: Chunk) -> None:
+            nonlocal end
+            self.counters["document_tokens"] += len(chunk.ids)
+            self.counters["truncated_tokens"] += chunk.start_token - end
+            end = chunk.start_token + len(chunk.ids)
+            if chunk.index + 1 == limit:  # which may have lost its middle
+                self.counters["truncated_tokens"] += chunk.document_tokens - end
+
+        return feed.read(self, tokens, tuple(tags), limit, count)
+
+    async def call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """An outside effect, done once: `function(*args)` or, if it is a coroutine function, what it returns.
+
+        Arguments and value are JSON values; a resumed episode takes the value from its journal.
+        """
+        key = self._take_key(None)
+        await asyncio.sleep(0)
+        digest = self._recorder.value_digest(key, name, args) if self._recorder else ""
+        found = self._recorder.find_value(digest) if self._recorder else None
+        if found is None:
+            value = function(*args)
+            found = (await value if asyncio.iscoroutine(value) else value,)
+            replayed = False
+        else:
+            replayed = True
+        if self._recorder:
+            self._recorder.add_value(key, digest, name, found[0], replayed=replayed)
+        return found[0]
+
+    async def gather(self, *coroutines: Coroutine[Any, Any, Result], width: int | None = None) -> list[Result]:
+        """The results of coroutines run side by side, at most `width` at a time; the first failure cancels the rest."""
+        here = self._here()
+        gate = asyncio.Semaphore(width or len(coroutines) or 1)
+
+        async def run(coroutine: Coroutine[Any, Any, Result], mark: _Mark) -> Result:
+            mark.task = asyncio.current_task()
+            _MARK.set(mark)
+            async with gate:
+                return await coroutine
+
+        tasks = [asyncio.ensure_future(run(coroutine, here.child())) for coroutine in coroutines]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for coroutine in coroutines:  # one that never began
+                coroutine.close()
+
+    def random(self, key: str) -> random.Random:
+        """A random generator of this episode's own, the same whenever the episode is driven again."""
+        return random.Random(derive_seed(self._seed, "random", key))
+
+    def count(self, name: str, n: int = 1) -> None:
+        """Add to a counter of the trajectory."""
+        self.counters[name] += n
+
+    def leave(self) -> None:
+        """Wait for nobody, and let nobody wait for this episode."""
+        self._feed.leave(self)
+
+    def _known(
+        self, key: Key, kind: str, prompt: Prompt, params: SamplingParams
+    ) -> tuple[str | None, str | None, Completion | None]:
+        """The digest of a call and of its prompt, and the reply if the journal has it."""
+        if self._recorder is None:
+            return None, None, None
+        digests, prompt_hash = self._recorder.digests(key, kind, prompt, params)
+        for digest in digests:
+            if (completion := self._recorder.find(digest)) is not None:
+                if self._keep_turns and len(completion.token_ids):
+                    ids = np.asarray(self.tokenizer.render(prompt.messages), np.int32)
+                    completion = replace(completion, prompt_ids=ids)
+                return digest, prompt_hash, completion
+        return digests[0], prompt_hash, None
+
+    async def _refuse_to_start_over(self) -> None:
+        """JournalMismatch where the first calls of this drive find none of the lines of another run."""
+        if self._recorder is None or not self._recorder.differs():
+            return
+        for _ in range(_SIBLINGS):  # calls made side by side with this one may still find theirs
+            await asyncio.sleep(0)
+        if differing := self._recorder.differs():
+            raise JournalMismatch(differing)
+
+    async def _complete(self, prompt: Prompt, params: SamplingParams) -> Completion:
+        (completion,) = await self._client.complete(prompt, params)
+        if completion.finish_reason in ("error", "cancelled"):
+            ended = f"{self.model} ended the reply with {completion.finish_reason!r}"
+            raise ClientError(completion.error or ended)
+        if not np.isfinite(completion.logprobs).all():
+            raise ClientError(
+                f"{self.model} gave a log-probability that is not finite: its weights or cache are damaged"
+            )
+        return completion
+
+    def _keep(self, turn: Turn) -> None:
+        if self._recorder:
+            self._recorder.add_turn(turn)
+        completion = turn.reply.completion
+        self.counters.update(
+            model_calls=1,
+            replayed_calls=int(turn.replayed),
+            prompt_tokens=completion.prompt_tokens,
+            cached_tokens=completion.cached_tokens,
+            generated_tokens=completion.completion_tokens,
+        )
+        if len(completion.token_ids):
+            self._said[completion.text] = turn.key, completion.token_ids
+        if self._keep_turns:
+            self.turns.append(turn)
+        if self._on_turn:
+            self._on_turn(turn)
+
+    def _with_own_replies(self, prompt: Prompt) -> Prompt:
+        """The prompt with assistant messages that repeat a reply's text as that reply's ids."""
+
+        def own(message: Message) -> Message:
+            text = message.content[0] if message.role == "assistant" and len(message.content) == 1 else None
+            if not isinstance(text, str) or text not in self._said:
+                return message
+            key, token_ids = self._said[text]
+            return replace(message, content=(Quote(without_end(token_ids, self.tokenizer.eos_ids), key),))
+
+        return replace(prompt, messages=tuple(map(own, prompt.messages)))
+
+    def _take_key(self, given: int | str | Key | None) -> Key:
+        key = self._here().next() if given is None else given if isinstance(given, tuple) else (given,)
+        if key in self._keys:
+            raise ValueError(f"the key {key!r} was used twice in one episode: give every call a key of its own")
+        self._keys.add(key)
+        return key
+
+    def _here(self) -> _Mark:
+        """The mark of the running asyncio task; a task that asyncio started gets the next child of its parent's."""
+        mark, task = _MARK.get(None), asyncio.current_task()
+        if mark is None or mark.episode is not self:
+            raise RuntimeError("an episode can be used only inside the agent that it was made for")
+        if mark.task is not task:
+            mark = mark.child()
+            mark.task = task
+            _MARK.set(mark)
+        return mark
+
+    def enter(self) -> Any:
+        """Make the running task the root of the episode's keys; `run_episode` calls it."""
+        return _MARK.set(_Mark(self, asyncio.current_task()))
+
+    @staticmethod
+    def exit(token: Any) -> None:
+        """Undo `enter`."""
+        _MARK.reset(token)
+
+
+@dataclass
+class _Mark:
+    """Where an asyncio task stands in the tree of tasks below an episode."""
+
+    episode: Episode
+    task: asyncio.Task[Any] | None
+    path: Key = ()
+    calls: int = 0
+    children: int = 0
+
+    def next(self) -> Key:
+        self.calls += 1
+        return (*self.path, self.calls)
+
+    def child(self) -> _Mark:
+        self.children += 1
+        return _Mark(self.episode, None, (*self.path, self.calls, self.children))
+
+
+_MARK: ContextVar[_Mark | None] = ContextVar("memjax_episode_mark")
+
+
+def key_order(key: Key) -> tuple[tuple[bool, int | str], ...]:
+    """What keys are sorted by: a total order, numbers before strings."""
+    return tuple((isinstance(part, str), part) for part in key)
+
+
+def without_end(token_ids: np.ndarray, end_ids: Collection[int]) -> tuple[int, ...]:
+    """The ids of a reply without the id that ended it."""
+    ids = token_ids.tolist()
+    return tuple(ids[:-1] if ids and ids[-1] in end_ids else ids)
+
+
+def _as_prompt(prompt: Prompt | Sequence[Message] | str) -> Prompt:
+    if isinstance(prompt, Prompt):
+        return prompt
+    messages = (Message("user", (prompt,)),) if isinstance(prompt, str) else tuple(prompt)
+    return Prompt(messages)

@@ -1,0 +1,417 @@
+"""The journal of a run: append-only JSON lines that are state, trace, events and trajectory at once (docs/journal.md).
+
+One process writes a file. A line is written before the call that made it returns, so a killed process loses nothing but
+the call under way; it is synced to disk before a listener sees it, else at most once a second.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memjax import __version__
+from memjax.episodes.episode import EpisodeTokenizer, Key, Turn
+from memjax.episodes.quotes import CHUNK, Quote, QuotedText
+from memjax.rollout.client import Part, Prompt
+from memjax.rollout.identity import ModelIdentity
+from memjax.trajectory import Completion, SamplingParams
+from memjax.whole_file import drop_torn_line
+
+VERSION = 1
+_SYNC_SECONDS = 1.0
+_NEEDED = {  # fields without which a line cannot be used
+    "journal": ("version",),
+    "chunk": ("n", "hash", "text", "tokens"),
+    "begin": ("episode", "identity", "seed"),
+    "call": ("episode", "key", "digest", "kind", "reply"),
+    "replay": ("episode", "key", "digest"),
+    "value": ("episode", "key", "digest"),
+    "end": ("episode",),
+    "score": ("episode", "reward", "kept"),
+    "demonstration": ("episode", "messages", "reply"),
+}
+_COUNTED = ("prompt_tokens", "completion_tokens", "cached_tokens", "weights_version")
+
+Line = dict[str, Any]
+OnLine = Callable[[int, Line], None]
+"""Called with a line's number and the line, from another thread, once the line is on disk."""
+
+
+class JournalError(OSError):
+    """A journal could not be written."""
+
+
+class Journal:
+    """A file open for writing. Close it, or use it in `with`.
+
+    `fresh` empties it. `was_torn` says that a half-written last line was dropped. ValueError for a file that is not a
+    journal, of another version, damaged, or in use by another process.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = False):
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0)  # noqa: SIM115
+        self._lock = threading.Lock()  # of what the syncing thread reads too
+        self._syncing = ThreadPoolExecutor(1, "journal-sync")
+        self._synced = time.monotonic()
+        self._listeners: list[OnLine] = []
+        self._unpublished: list[tuple[int, Line]] = []
+        self._lines = self._end = 0
+        self._offsets: dict[str, int] = {}  # of calls and values, by digest
+        self._chunks: dict[str, int] = {}  # numbers, by hash of the tokens
+        self._begins: dict[str, list[Line]] = {}
+        self._called: set[str] = set()  # episodes that have a call
+        self._failure: str | None = None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fresh:
+                self._file.truncate(0)
+            self.was_torn = drop_torn_line(path)
+            for number, offset, line in read_lines(path):
+                self._index(line, offset)
+                self._lines = number + 1
+            self._end = path.stat().st_size
+            self.write({"type": "journal", "version": VERSION, "memjax": __version__, "pid": os.getpid()})
+        except BlockingIOError:
+            self._file.close()
+            raise ValueError(f"{path} is in use by {_writer_of(path)}: wait until it is done, or stop it") from None
+        except BaseException:
+            self._file.close()
+            raise
+
+    def listen(self, on_line: OnLine) -> None:
+        """Call `on_line` with every line from now on."""
+        self._listeners.append(on_line)
+
+    def begins(self, episode: str) -> list[Line]:
+        """The begin lines of an episode's drives so far."""
+        return self._begins.get(episode, [])
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether anything was asked of a model or of the outside."""
+        return bool(self._offsets)
+
+    def was_called(self, episode: str) -> bool:
+        """Whether a call of the episode is there, which a drive could replay."""
+        return episode in self._called
+
+    def find(self, digest: str) -> Line | None:
+        """The line of the model call or outside call with this digest."""
+        if (offset := self._offsets.get(digest)) is None:
+            return None
+        return read_line(self.path, offset)
+
+    def write(self, line: Line) -> None:
+        """Add a line; JournalError where the disk does not take it."""
+        if self._failure:
+            raise JournalError(self._failure)
+        data = memoryview(json.dumps(line, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n")
+        self._index(line, self._end)
+        self._end += len(data)
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise self._failed(error) from None
+        with self._lock:
+            if self._listeners:
+                self._unpublished.append((self._lines, line))
+            self._lines += 1
+        if self._listeners or time.monotonic() - self._synced > _SYNC_SECONDS:
+            self._synced = time.monotonic()
+            self._syncing.submit(self._sync)
+
+    def chunk_number(self, pieces: Sequence[bytes]) -> int:
+        """The number of the chunk with these tokens in this file, to which it is written where it is new."""
+        text = b"".join(pieces)
+        lengths = np.array([len(piece) for piece in pieces], np.uint16)
+        content = hashlib.sha256(text + lengths.tobytes()).hexdigest()[:24]
+        if (number := self._chunks.get(content)) is None:
+            number = len(self._chunks)
+            self.write({"type": "chunk", "n": number, "hash": content, "text": packed(text), "tokens": packed(lengths)})
+        return number
+
+    def close(self) -> None:
+        """Sync and let go of the file."""
+        self._syncing.submit(self._sync)
+        self._syncing.shutdown(wait=True)
+        self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _index(self, line: Line, offset: int) -> None:
+        if line["type"] == "call" or "value" in line:
+            self._offsets[line["digest"]] = offset
+            self._called.add(line["episode"])
+        elif line["type"] == "begin":
+            self._begins.setdefault(line["episode"], []).append(line)
+        elif line["type"] == "chunk":
+            self._chunks[line["hash"]] = line["n"]
+
+    def _sync(self) -> None:
+        with self._lock:
+            ready, self._unpublished = self._unpublished, []
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._failed(error)
+            return
+        for number, line in ready:
+            for on_line in self._listeners:
+                on_line(number, line)
+
+    def _failed(self, error: OSError) -> JournalError:
+        self._failure = (
+            f"the journal {self.path} cannot be written ({error.strerror}): what was read is kept; make room, then run "
+            "the same again to continue"
+        )
+        return JournalError(self._failure)
+
+
+class EpisodeJournal:
+    """What one episode writes into a journal, and what it takes from it when it is driven again."""
+
+    def __init__(self, journal: Journal, episode: str, identity: ModelIdentity, tokenizer: EpisodeTokenizer):
+        self._journal, self._episode, self._tokenizer = journal, episode, tokenizer
+        self._identity = identity
+        before = journal.begins(episode)
+        self._before = before[-1] if before else None
+        of_drives = [_identity_of(line).digest for line in before]
+        # Weights may change under a run, but only those that it was driven with before may take it up again.
+        self._digests = list(dict.fromkeys([identity.digest, *(of_drives if identity.digest in of_drives else [])]))
+        self._begin: Line | None = None  # until it is written, before the first call
+
+    def begin(self, seed: int | None, fields: Mapping[str, Any]) -> int:
+        """Begin a drive, which is written with its first call. Its seed, by default that of the last drive."""
+        if seed is None:
+            seed = self._before["seed"] if self._before else int.from_bytes(os.urandom(4), "big") >> 1
+        head = {"type": "begin", "episode": self._episode, "time": round(time.time(), 3)}
+        self._begin = {**head, **fields, "seed": seed, "identity": asdict(self._identity)}
+        return seed
+
+    def change_model(self, identity: ModelIdentity) -> None:
+        """From now on calls are of other weights."""
+        if identity != self._identity:
+            self._identity = identity
+            self._digests = list(dict.fromkeys([identity.digest, *self._digests]))
+            self._write({**self._begun(), "identity": asdict(identity), "mixed": True})
+
+    def digests(self, key: Key, kind: str, prompt: Prompt, sampling: SamplingParams) -> tuple[list[str], str]:
+        """The digests under which a call may be known, that of the weights of now first, and the prompt's hash."""
+        prompt_hash = self._hash_of_prompt(prompt)
+        drawn = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) if sampling.temperature else ()
+        call = json.dumps([key, kind, sampling.max_tokens, sampling.stop, drawn, prompt_hash])
+        return [_digest(call, identity) for identity in self._digests], prompt_hash
+
+    def value_digest(self, key: Key, name: str, args: Sequence[Any]) -> str:
+        """The digest of an outside call."""
+        return _digest(json.dumps([key, name, args], sort_keys=True), self._episode)
+
+    def find(self, digest: str) -> Completion | None:
+        """The reply to the model call with this digest, without the ids of its prompt."""
+        line = self._journal.find(digest)
+        return None if line is None else completion_of(line)
+
+    def find_value(self, digest: str) -> tuple[Any] | None:
+        """The value of the outside call with this digest, in a tuple of one."""
+        line = self._journal.find(digest)
+        return None if line is None else (line["value"],)
+
+    def differs(self) -> str | None:
+        """How this drive differs from the last one, as long as nothing was replayed; None where it does not."""
+        if self._begin is None or self._before is None or not self._journal.was_called(self._episode):
+            return None
+        if not (told := _differences(self._before, self._begin)):
+            return None
+        advice = "run it as it was to continue, or start over with an empty one"
+        return f"{self._journal.path} holds another run ({told}): {advice}"
+
+    def add_turn(self, turn: Turn) -> None:
+        """Write a call, or that it was replayed."""
+        head = {"episode": self._episode, "key": turn.key, "digest": turn.digest}
+        if turn.replayed:
+            self._write({"type": "replay", **head})
+            return
+        completion = turn.reply.completion
+        line: Line = {"type": "call", **head, "kind": turn.kind, "prompt": self._prompt(turn.prompt)}
+        if (chunk := turn.chunk) is not None:
+            number = self._journal.chunk_number(self._tokenizer.pieces_of(chunk.ids))
+            shown = {"start": chunk.start_token, "tokens": len(chunk.ids), "document": chunk.document_tokens}
+            line["chunk"] = {"n": number, "index": chunk.index, **shown}
+        line |= {} if turn.trained else {"trained": False}
+        line |= {"notes": turn.notes} if turn.notes else {}
+        reply: Line = {"text": completion.text, "finish": completion.finish_reason}
+        reply |= {name: value for name in _COUNTED if (value := getattr(completion, name))}
+        if len(completion.token_ids):
+            reply |= {"ids": packed(completion.token_ids), "logprobs": packed(completion.logprobs)}
+        self._write({**line, "reply": {**reply, "seconds": round(completion.seconds, 3)}})
+
+    def add_value(self, key: Key, digest: str, name: str, value: Any, *, replayed: bool) -> None:
+        """Write the value of an outside call, or that it was replayed."""
+        line: Line = {"type": "value", "episode": self._episode, "key": key, "digest": digest, "name": name}
+        self._write(line if replayed else {**line, "value": value})
+
+    def end(self, fields: Mapping[str, Any]) -> None:
+        """Write what came of a drive; nothing of one that failed before its first call."""
+        if self._begin is None or fields.get("error") is None:
+            self._write({"type": "end", "episode": self._episode, "time": round(time.time(), 3), **fields})
+
+    def score(self, fields: Mapping[str, Any]) -> None:
+        """Write what the episode is worth (`reward`), and whether it is to be learned from (`kept`)."""
+        self._journal.write({"type": "score", "episode": self._episode, **fields})
+
+    def _write(self, line: Line) -> None:
+        if self._begin is not None:
+            begin, self._begin = self._begin, None
+            self._journal.write(begin)
+        self._journal.write(line)
+
+    def _begun(self) -> Line:
+        return self._begin or self._journal.begins(self._episode)[-1]
+
+    def _hash_of_prompt(self, prompt: Prompt) -> str:
+        found = hashlib.sha256()
+        for message in prompt.messages:
+            found.update(f"\0{message.role}\0".encode())
+            for part in message.content:
+                if isinstance(part, str) or self._identity.tokenizer is None:
+                    text = part if isinstance(part, str) else self._tokenizer.decode(part)
+                    found.update(b"t" + text.encode("utf-8", "replace"))
+                else:
+                    found.update(b"i" + np.asarray(part, np.int32).tobytes())
+        return found.hexdigest()[:32]
+
+    def _prompt(self, prompt: Prompt) -> list[Line]:
+        return [{"role": message.role, "content": [*map(self._part, message.content)]} for message in prompt.messages]
+
+    def _part(self, part: Part) -> str | Line:
+        if isinstance(part, Quote | QuotedText) and part.source != CHUNK:
+            return {"reply": part.source}
+        if isinstance(part, str):
+            return part
+        if isinstance(part, Quote):
+            return {"chunk": self._journal.chunk_number(self._tokenizer.pieces_of(part))}
+        return {"ids": packed(np.asarray(part, np.int32))}
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, int, Line]]:
+    """Every line with its number and offset. ValueError, naming the line, for what is not a journal or is damaged."""
+    with open(path, "rb") as file:
+        offset = 0
+        for number, data in enumerate(file):
+            if not data.endswith(b"\n"):
+                return  # torn, or being written
+            try:
+                line = json.loads(data)
+                missing = [name for name in _NEEDED[line["type"]] if name not in line]
+                if missing:
+                    raise ValueError(f"it has no {missing[0]}")
+            except (ValueError, KeyError, TypeError) as error:
+                if number == 0:
+                    raise ValueError(_not_a_journal(path, data)) from None
+                raise ValueError(
+                    f"{path}:{number + 1} is not a journal line ({error}): remove the line to continue without it"
+                ) from None
+            if number == 0 and (line["type"] != "journal" or line["version"] != VERSION):
+                raise ValueError(_not_a_journal(path, data))
+            yield number, offset, line
+            offset += len(data)
+
+
+def read_line(path: Path, offset: int) -> Line:
+    """The line that begins at that offset."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return json.loads(file.readline())
+
+
+def completion_of(line: Line) -> Completion:
+    """The reply of a call line, without the ids of its prompt."""
+    reply = line["reply"]
+    return Completion(
+        prompt_ids=np.zeros(0, np.int32),
+        token_ids=unpacked(reply.get("ids"), np.int32),
+        logprobs=unpacked(reply.get("logprobs"), np.float32),
+        text=reply["text"],
+        finish_reason=reply["finish"],
+        seconds=reply["seconds"],
+        **{name: reply.get(name, 0) for name in _COUNTED},
+    )
+
+
+def chunk_pieces(line: Line) -> list[bytes]:
+    """The bytes of each token of a chunk line."""
+    text, ends = unpacked(line["text"], np.uint8).tobytes(), np.cumsum(unpacked(line["tokens"], np.uint16)).tolist()
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def packed(data: bytes | np.ndarray) -> str:
+    """Bytes, or an array in little-endian order, as a text: deflate in base64."""
+    raw = data if isinstance(data, bytes) else data.astype(data.dtype.newbyteorder("<")).tobytes()
+    return base64.b64encode(zlib.compress(raw)).decode()
+
+
+def unpacked(text: str | None, dtype: Any) -> np.ndarray:
+    """The array that `packed` made a text of; an empty one for None."""
+    raw = zlib.decompress(base64.b64decode(text)) if text else b""
+    return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<"))
+
+
+def _not_a_journal(path: Path, first: bytes) -> str:
+    is_older = any(
+        mark in first for mark in (b'"readings"', b'"made_with"', b'"conversations"', b'"memory"', b'"version"')
+    )
+    is_older = is_older or first.strip() == b"{"  # the state files of old were indented
+    if is_older:
+        return f"{path} was written by another version of memjax (version {VERSION} is read here): name another file"
+    return f"{path} is not a journal of memjax: name another file"
+
+
+def _identity_of(line: Line) -> ModelIdentity:
+    return ModelIdentity(**line["identity"])
+
+
+def _differences(before: Line, now: Line) -> str:
+    was, is_ = _flat(before), _flat(now)
+    names = [name for name in was | is_ if was.get(name) != is_.get(name) and name != "time"]
+    told = [f"{name} was {_short(was.get(name))}, is {_short(is_.get(name))}" for name in names]
+    return "; ".join(told)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _writer_of(path: Path) -> str:
+    return f"process {[line for _, _, line in read_lines(path) if line['type'] == 'journal'][-1]['pid']}"
+
+
+def _digest(call: str, identity: str) -> str:
+    return hashlib.sha256(f"{call}\n{identity}".encode()).hexdigest()[:24]

@@ -1,0 +1,144 @@
+"""The one loop: drives an agent through an episode, and makes a trajectory of what it did."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic import BaseModel
+
+from memjax.data.chunks import MIN_CHUNK_TOKENS
+from memjax.data.seeds import derive_seed
+from memjax.episodes.conversations import trajectory_of
+from memjax.episodes.episode import Episode, EpisodeTokenizer, JournalMismatch, Turn
+from memjax.episodes.feed import Feed
+from memjax.episodes.journal import EpisodeJournal, JournalError
+from memjax.rollout.client import Client, ClientError
+from memjax.trajectory import SamplingParams, Task, Trajectory
+
+Agent = Callable[[Task, Episode], Awaitable[str]]
+"""An async function of a task and its episode that returns the answer."""
+
+
+@runtime_checkable
+class MeasuredAgent(Protocol):
+    """An agent that can say how long its longest turn may become."""
+
+    def longest_turn(self, question: str, tokenizer: EpisodeTokenizer, document_tokens: int) -> Mapping[str, int]:
+        """The most tokens by part, prompt and reply together, for a document of so many tokens."""
+        ...
+
+
+async def run_episode(
+    agent: Agent,
+    task: Task,
+    client: Client,
+    tokenizer: EpisodeTokenizer,
+    sampling: SamplingParams,
+    *,
+    journal: EpisodeJournal | None = None,
+    feed: Feed | None = None,
+    max_chunks: int | None = None,
+    on_turn: Callable[[Turn], None] | None = None,
+    keep_turns: bool = True,
+) -> Trajectory:
+    """Drive `agent` through one attempt at `task`. Whatever it raises becomes the trajectory's `error`.
+
+    Calls that the journal knows are answered from it. `sampling.seed` and the question fix every draw; without a seed
+    one is drawn. Without `keep_turns` no turn is held in memory, and the trajectory has no conversations. `max_chunks`
+    bounds every pass over the document.
+    """
+    started = time.perf_counter()
+    seed = journal.begin(sampling.seed, _described(agent, task, sampling)) if journal else sampling.seed
+    if seed is None:
+        seed = random.getrandbits(31)
+    episode = Episode(
+        task,
+        client,
+        tokenizer,
+        sampling,
+        seed=derive_seed(seed, task.question),
+        recorder=journal,
+        feed=feed,
+        max_chunks=max_chunks,
+        on_turn=on_turn,
+        keep_turns=keep_turns,
+    )
+    answer, failure = "", None
+    token = episode.enter()
+    try:
+        check_window(agent, task.question, tokenizer, client.window, client.model)
+        answer = await agent(task, episode)
+        if not isinstance(answer, str):
+            raise TypeError(f"the agent returned {type(answer).__name__}, not the answer as a str")
+    except Exception as raised:  # the boundary of an episode: its failure is a result and must not end the others
+        answer, failure = "", raised
+    finally:
+        episode.exit(token)
+        episode.leave()
+    seconds = time.perf_counter() - started
+    trajectory = trajectory_of(
+        episode.turns,
+        task.id,
+        task.group or task.id,
+        answer=answer,
+        error=None if failure is None else _told(failure),
+        counters=dict(episode.counters),
+        seconds=seconds,
+        failure=failure,
+    )
+    if journal and not isinstance(failure, OSError | JournalMismatch):
+        fields = {name: getattr(trajectory, name) for name in ("answer", "error", "counters")}
+        try:
+            journal.end({**fields, "seconds": round(seconds, 3)})
+        except JournalError as full:
+            return replace(trajectory, answer="", error=str(full), failure=full)
+    return trajectory
+
+
+def check_window(
+    agent: Agent, question: str, tokenizer: EpisodeTokenizer, window: int | None, model: str, document_tokens: int = 0
+) -> None:
+    """ValueError, with the numbers, where the longest turn of an agent would not fit the window of the model."""
+    if window is None or not isinstance(agent, MeasuredAgent):
+        return
+    parts = agent.longest_turn(question, tokenizer, document_tokens)
+    over = sum(parts.values()) - window
+    if over <= 0:
+        return
+    advice = "lower the budgets"
+    if (room := parts.get("chunk", 0) - over) >= MIN_CHUNK_TOKENS:
+        advice = f"lower the chunk budget to {room} or less, or the memory budget"
+    listed = " + ".join(f"{name} {tokens}" for name, tokens in parts.items())
+    raise ValueError(f"{listed} = {over + window} tokens, but the window of {model} holds {window}: {advice}")
+
+
+def _described(agent: Agent, task: Task, sampling: SamplingParams) -> dict[str, Any]:
+    """What a drive's begin line says of it; a later drive that can use nothing is told which of these differ."""
+    made_by = agent if inspect.isfunction(agent) else type(agent)
+    config = agent.model_dump(mode="json") if isinstance(agent, BaseModel) else {"name": made_by.__qualname__}
+    code = Path(inspect.getsourcefile(made_by) or "")
+    content = getattr(task.context, "fingerprint", None)
+    if isinstance(task.context, str):
+        content = hashlib.sha256(task.context.encode("utf-8", "replace")).hexdigest()[:32]
+    return {
+        "task": task.id,
+        "question": task.question,
+        "document": {"name": getattr(task.context, "name", None), "content": content},
+        "agent": config,
+        "code": hashlib.sha256(code.read_bytes()).hexdigest()[:16] if code.is_file() else None,
+        "prompts": getattr(agent, "prompt_hash", None),
+        "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k},
+    }
+
+
+def _told(failure: Exception) -> str:
+    """An error in words; one that nobody words for people has its type in front."""
+    expected = isinstance(failure, ValueError | ClientError | OSError)
+    return str(failure) if expected else f"{type(failure).__name__}: {failure}"

@@ -1,0 +1,328 @@
+"""The journal: whole after a kill, refused when it is another's, and told in a sentence whatever is wrong with it."""
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from memjax.agents.memagent import MemAgent
+from memjax.episodes.journal import EpisodeJournal, Journal, JournalError, chunk_pieces, packed, read_lines, unpacked
+from memjax.rollout.client import ClientError
+from memjax.rollout.identity import ModelIdentity, hash_of_files
+from memjax.tokenizer import Tokenizer
+from memjax.trajectory import SamplingParams
+from tests.episodes.drive import GREEDY, MODEL, TOKENIZER, drive_with, scripted, task
+from tests.qwen_tokenizer import write_qwen_tokenizer
+
+READER = MemAgent(question=100, chunk=100, memory=60, answer=40)
+TEXT = "".join(f"Line {i} of a text that is not short.\n" for i in range(20))  # 8 chunks of 100 bytes
+
+
+def lines(path, kind):
+    return [line for _, _, line in read_lines(path) if line["type"] == kind]
+
+
+async def read(path, text=TEXT, client=None, agent=READER, **options):
+    client = client or scripted()
+    trajectory = await drive_with(path, agent, task(text, question=options.pop("question", "What?")), client, **options)
+    return trajectory, len(client.prompts)
+
+
+async def test_appended_text_an_edit_and_another_question_cost_what_they_must(tmp_path):
+    path = tmp_path / "j"
+    whole, calls = await read(path)
+    assert calls == 9
+    assert whole.error is None
+    longer, asked = await read(path, TEXT + "x" * 250)
+    fresh, straight = await read(tmp_path / "k", TEXT + "x" * 250)
+    assert longer.answer == fresh.answer
+    assert asked == straight - 7  # 7 full chunks were read before: the last, short one was not
+    at = TEXT.index("Line 9")
+    _, edited = await read(path, TEXT[:at] + "LINE" + TEXT[at + 4 :])
+    assert edited == 9 - at // 100
+    _, other = await read(path, question="Who?", name="1")
+    assert other == 9
+    assert (await read(path, question="Who?", name="1"))[1] == 0
+
+
+async def test_a_run_that_breaks_off_at_any_call_continues_to_the_same_end(tmp_path):
+    straight, _ = await read(tmp_path / "straight")
+    for at in range(9):
+        calls = iter(range(99))
+
+        def reply(prompt, params, calls=calls, at=at):
+            if next(calls) == at:
+                raise ClientError("down")
+            return scripted()._reply(prompt, params)
+
+        broken, asked = await read(tmp_path / f"{at}", client=scripted(reply))
+        assert broken.error == "down"
+        resumed, rest = await read(tmp_path / f"{at}")
+        assert resumed.answer == straight.answer
+        assert (asked, rest) == (at + 1, 9 - at)
+        assert resumed.counters["replayed_calls"] == at
+        for one, other in zip(resumed.conversations, straight.conversations, strict=True):
+            assert np.array_equal(one.token_ids, other.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"agent": READER.model_copy(update={"chunk": 90})}, "agent.chunk was 100, is 90"),
+        (
+            {"agent": READER.model_copy(update={"layout": "chunk_first"})},
+            "agent.layout was 'memory_first', is 'chunk_first'",
+        ),
+        ({"sampling": SamplingParams(temperature=1.0, seed=1)}, "sampling.temperature was 0.0, is 1.0"),
+        (
+            {"model": ModelIdentity("other", weights="v", dtype="float32", tokenizer="bytes")},
+            "identity.weights was 'w', is 'v'",
+        ),
+        ({"model": ModelIdentity("scripted", weights="w", dtype="bfloat16", tokenizer="bytes")}, "identity.dtype was"),
+        ({"text": "Another text. " * 50}, "document.content was"),
+    ],
+)
+async def test_another_run_is_refused_by_what_differs_and_nothing_is_asked_or_lost(tmp_path, changes, field):
+    path = tmp_path / "j"
+    await read(path)
+    before = len(lines(path, "call"))
+    refused, asked = await read(path, **changes)
+    assert field in refused.error
+    assert refused.error.endswith("run it as it was to continue, or start over with an empty one")
+    assert asked == 0
+    assert (await read(path))[1] == 0  # the refused drive has left nothing
+    assert len(lines(path, "call")) == before
+    started_over, asked = await read(path, fresh=True, **changes)
+    assert started_over.error is None
+    assert asked > 1
+
+
+async def test_a_run_that_changed_only_its_answer_budget_reads_nothing_again(tmp_path):
+    await read(tmp_path / "j")
+    _, asked = await read(tmp_path / "j", agent=READER.model_copy(update={"answer": 30}))
+    assert asked == 1
+
+
+async def test_the_seed_of_a_greedy_run_is_not_part_of_its_calls(tmp_path):
+    await read(tmp_path / "j")
+    assert (await read(tmp_path / "j", sampling=SamplingParams(temperature=0.0, seed=99)))[1] == 0
+
+
+async def test_weights_that_change_under_a_run_are_marked_and_taken_up_again_only_by_those_it_had(tmp_path):
+    path, other = tmp_path / "j", ModelIdentity("scripted", weights="v", dtype="float32", tokenizer="bytes")
+    with Journal(path) as journal:
+        part = EpisodeJournal(journal, "0", MODEL, TOKENIZER)
+        calls = iter(range(99))
+
+        def reply(prompt, params):
+            if next(calls) == 3:
+                part.change_model(other)
+            return scripted()._reply(prompt, params)
+
+        from memjax.episodes.run import run_episode
+
+        await run_episode(READER, task(TEXT, question="What?"), scripted(reply), TOKENIZER, GREEDY, journal=part)
+    begins = lines(path, "begin")
+    assert [line["identity"]["weights"] for line in begins] == ["w", "v"]
+    assert begins[1]["mixed"]
+    assert (await read(path))[1] == 0
+    assert (await read(path, model=other))[1] == 0
+    third = ModelIdentity("scripted", weights="u", dtype="float32", tokenizer="bytes")
+    assert "identity.weights" in (await read(path, model=third))[0].error
+
+
+async def test_a_torn_last_line_is_dropped_and_told(tmp_path):
+    path = tmp_path / "j"
+    await read(path)
+    whole = path.read_bytes()
+    last_call = whole.rindex(b'{"type": "call"')
+    path.write_bytes(whole[: last_call + 40])
+    with Journal(path) as journal:
+        assert journal.was_torn
+    assert (await read(path))[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"hello\n", "is not a journal of memjax: name another file"),
+        (b'{"type": "journal", "version": 99}\n', "was written by another version of memjax (version 1 is read here)"),
+        (b'{"memjax": "0.1.0", "settings": {}, "readings": []}\n', "another version of memjax"),
+        (b'{\n "memjax": "0.1.0",\n', "another version of memjax"),
+        (b'{"question": "q", "reply": "r", "memory": "m"}\n', "another version of memjax"),
+        (b'{"made_with": {}}\n', "another version of memjax"),
+        (b'{"task": "1", "conversations": []}\n', "another version of memjax"),
+        (b"\x00\xff\xfe\n", "is not a journal"),
+    ],
+)
+def test_what_is_not_a_journal_of_this_version_is_refused(tmp_path, content, says):
+    (tmp_path / "j").write_bytes(content)
+    with pytest.raises(ValueError, match="j ") as caught:
+        Journal(tmp_path / "j")
+    assert says in str(caught.value)
+    assert (tmp_path / "j").read_bytes() == content
+
+
+@pytest.mark.parametrize("garbage", [b"\x00\x01garbage\n", b"[]\n", b'{"type": "call"}\n', b'{"type": "nothing"}\n'])
+async def test_garbage_in_the_middle_is_named_by_its_line(tmp_path, garbage):
+    path = tmp_path / "j"
+    await read(path)
+    before = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*before[:5], garbage, *before[5:]]))
+    with pytest.raises(ValueError, match=r"j:6 is not a journal line .*: remove the line to continue without it"):
+        Journal(path)
+
+
+def test_a_journal_in_use_names_the_process_that_writes_it(tmp_path):
+    with Journal(tmp_path / "j"), pytest.raises(ValueError, match=f"is in use by process {os.getpid()}: wait until"):
+        Journal(tmp_path / "j")
+    Journal(tmp_path / "j").close()
+
+
+def test_another_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from memjax.episodes.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1])); print('open', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "j")], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    with pytest.raises(ValueError, match=f"process {process.pid}"):
+        Journal(tmp_path / "j")
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    Journal(tmp_path / "j").close()
+
+
+async def test_a_full_disk_ends_the_run_and_what_was_read_is_kept(tmp_path, monkeypatch):
+    path = tmp_path / "j"
+
+    class Full:
+        """A file that takes so many bytes and no more."""
+
+        def __init__(self, file, room):
+            self.file, self.room = file, room
+
+        def write(self, data):
+            if self.room <= 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written = self.file.write(data[: self.room])
+            self.room -= written
+            return written
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    with Journal(path) as journal:
+        journal._file = Full(journal._file, 5000)
+        from memjax.episodes.run import run_episode
+
+        part = EpisodeJournal(journal, "0", MODEL, TOKENIZER)
+        full = await run_episode(READER, task(TEXT, question="What?"), scripted(), TOKENIZER, GREEDY, journal=part)
+    assert isinstance(full.failure, JournalError)
+    assert "cannot be written (No space left on device): what was read is kept; make room" in full.error
+    resumed, asked = await read(path)
+    straight, _ = await read(tmp_path / "k")
+    assert resumed.answer == straight.answer
+    assert 0 < asked < 9
+
+
+async def test_the_file_is_its_owner_s_alone(tmp_path):
+    await read(tmp_path / "deep" / "j")
+    assert stat.S_IMODE((tmp_path / "deep" / "j").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "deep").stat().st_mode) == 0o700
+
+
+async def test_listeners_hear_every_line_in_order_once_it_is_synced(tmp_path, monkeypatch):
+    synced, heard = [], []
+    real, fsync_done = os.fsync, threading.Event()
+
+    def fsync(number):
+        real(number)
+        synced.append(os.fstat(number).st_size)
+        fsync_done.set()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = tmp_path / "j"
+    with Journal(path) as journal:
+        journal.listen(lambda number, line: heard.append((number, line["type"], synced[-1])))
+        from memjax.episodes.run import run_episode
+
+        part = EpisodeJournal(journal, "0", MODEL, TOKENIZER)
+        await run_episode(READER, task(TEXT, question="What?"), scripted(), TOKENIZER, GREEDY, journal=part)
+    written = list(read_lines(path))[1:]  # the first line came before anybody listened
+    assert [(number, kind) for number, kind, _ in heard] == [(number, line["type"]) for number, _, line in written]
+    ends = [offset for _, offset, _ in written[1:]] + [path.stat().st_size]
+    assert all(size >= end for (_, _, size), end in zip(heard, ends, strict=True))
+
+
+async def test_a_chunk_is_written_once_and_prompts_name_what_they_repeat(tmp_path):
+    path = tmp_path / "j"
+    await read(path)
+    await read(path, question="Who?", name="1")
+    await read(path)
+    chunks = lines(path, "chunk")
+    assert b"".join(b"".join(chunk_pieces(line)) for line in chunks) == TEXT.encode()
+    calls = lines(path, "call")
+    assert len(calls) == 18
+    parts = [part for part in calls[1]["prompt"][0]["content"] if isinstance(part, dict)]
+    assert parts == [{"reply": [1]}, {"chunk": 1}]
+    assert len(lines(path, "replay")) == 9
+
+
+def test_a_chunk_comes_back_as_the_ids_that_it_was_cut_to(tmp_path):
+    tokenizer = Tokenizer.load(write_qwen_tokenizer(tmp_path))
+    text = "Naïve 漢字 🙂 and\n\n  code:\tx = {1: 'a'}  <|im_end|> \u200b end"
+    ids = tokenizer.encode(text)
+    with Journal(tmp_path / "j") as journal:
+        journal.chunk_number(tokenizer.pieces_of(ids))
+    (line,) = lines(tmp_path / "j", "chunk")
+    assert tokenizer.ids_of(chunk_pieces(line)) == ids
+
+
+@pytest.mark.parametrize("array", [np.arange(-3, 300, dtype=np.int32), np.array([-1e-38, -np.pi], np.float32)])
+def test_arrays_survive_the_journal_bit_for_bit(array):
+    again = unpacked(json.loads(json.dumps(packed(array))), array.dtype)
+    assert again.tobytes() == array.tobytes()
+
+
+def test_a_file_is_hashed_whole_and_only_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "model.safetensors"
+    content = bytearray(os.urandom(5_000_000))
+    file.write_bytes(content)
+    first = hash_of_files([file])
+    content[2_500_000] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(1, 1))
+    assert hash_of_files([file]) != first
+    opened = []
+    monkeypatch.setattr("builtins.open", lambda *a, **k: opened.append(a) or (_ for _ in ()).throw(AssertionError))
+    hash_of_files([file])
+    assert opened == []
+
+
+async def test_a_drive_that_was_stopped_before_its_first_call_ended_can_be_driven_with_other_weights(tmp_path):
+    other = ModelIdentity("scripted", weights="other", dtype="float32", tokenizer="bytes")
+    with Journal(tmp_path / "j") as journal:
+        stopped = EpisodeJournal(journal, "0", MODEL, TOKENIZER)
+        stopped.begin(1, {})
+        stopped.change_model(other)
+    whole, calls = await read(tmp_path / "j", model=MODEL)
+    assert (whole.error, calls) == (None, 9)
+
+
+async def test_a_full_disk_at_the_last_line_is_the_error_of_the_trajectory(tmp_path, monkeypatch):
+    def full(self, fields):
+        raise JournalError("the disk is full")
+
+    monkeypatch.setattr(EpisodeJournal, "end", full)
+    whole, _ = await read(tmp_path / "j")
+    assert (whole.answer, whole.error) == ("", "the disk is full")
+    assert isinstance(whole.failure, JournalError)
