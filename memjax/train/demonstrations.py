@@ -95,8 +95,9 @@ def make_demonstrations(
             try:
                 tasks = [replace(task, group=task.id) for task in source.first(count)]
                 wanted = [(task, number) for task in tasks for number in range(plan.samples)]
-                for is_known in (True, False):  # what is there first: another teacher's is refused before any call
-                    chosen = [one for one in wanted if (f"{one[0].id}/{one[1]}" in before) == is_known]
+                called = {name for name, episode in before.items() if episode.digests}
+                for known in (True, False):  # what has calls first: another teacher's is refused before any is made
+                    chosen = [one for one in wanted if (f"{one[0].id}/{one[1]}" in called) == known]
                     await asyncio.gather(*(make(*one) for one in chosen))
             finally:
                 await teacher.close()
