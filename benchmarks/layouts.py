@@ -30,20 +30,20 @@ QUESTIONS = (
 
 
 def measure(layout: str, model: str, document: Path, budgets: list[str]) -> dict[str, float]:
-    """Run one layout and add up what its trace says."""
-    trace = document.with_name(f"{layout}.jsonl")
+    """Run one layout and say what its calls took."""
+    journal = document.with_name(f"{layout}.jsonl")
     command = [sys.executable, "-m", "memjax.cli", "ask", QUESTIONS[0], str(document), "--model", model, "--json"]
     for question in QUESTIONS[1:]:
         command += ["-q", question]
-    command += ["--layout", layout, "--trace", str(trace), "--slots", str(len(QUESTIONS)), *budgets]
+    command += ["--layout", layout, "--journal", str(journal), "--slots", str(len(QUESTIONS)), *budgets]
     report = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-    calls = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    counted = report["counters"]
     return {
         "document tokens": report["document_tokens"],
         "chunks": report["chunks"],
-        "prompt tokens": sum(call["prompt_tokens"] for call in calls),
-        "prefilled tokens": sum(call["prompt_tokens"] - call["cached_tokens"] for call in calls),
-        "generated tokens": sum(call["completion_tokens"] for call in calls),
+        "prompt tokens": counted["prompt_tokens"],
+        "prefilled tokens": counted["prompt_tokens"] - counted["cached_tokens"],
+        "generated tokens": counted["generated_tokens"],
         "reading seconds": report["seconds"],
     }
 

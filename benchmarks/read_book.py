@@ -3,7 +3,7 @@
     uv run python benchmarks/read_book.py MODEL BOOK.txt[.gz] --out docs/figures/reading
 
 A fact is put into the middle of the book and asked for. The command runs in a process of its own, as a user would run
-it; after each chunk its resident memory is read from /proc. Writes OUT.jsonl (a line per chunk), OUT.trace.jsonl
+it; after each chunk its resident memory is read from /proc. Writes OUT.jsonl (a line per chunk), OUT.journal.jsonl
 (every prompt and reply), OUT.svg (with --plot, needs matplotlib), and prints a summary.
 """
 
@@ -46,7 +46,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def watch(command: list[str], trace: Path, out: Path) -> tuple[list[dict], str]:
+def watch(command: list[str], journal: Path, out: Path) -> tuple[list[dict], str]:
     """Run the command; a row per chunk, written as it comes, and what the command printed."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     rows: list[dict] = []
@@ -54,22 +54,23 @@ def watch(command: list[str], trace: Path, out: Path) -> tuple[list[dict], str]:
     with open(out, "w", encoding="utf-8") as file:
         while process.poll() is None:
             time.sleep(0.2)
-            if not trace.exists():
+            if not journal.exists():
                 continue
-            with open(trace, encoding="utf-8") as lines:
+            with open(journal, encoding="utf-8") as lines:
                 lines.seek(position)
                 while (line := lines.readline()).endswith("\n"):
                     position = lines.tell()
                     record = json.loads(line)
-                    if record["chunk"] is None or process.poll() is not None:
+                    if "chunk" not in record or process.poll() is not None:
                         continue
+                    reply = record["reply"]
                     before, spent = spent, cpu_seconds(process.pid)
                     row = {
-                        "chunk": record["chunk"],
-                        "seconds": record["seconds"],
+                        "chunk": record["chunk"]["index"],
+                        "seconds": reply["seconds"],
                         "cpu_seconds": round(spent - before, 1),  # the first also loads and compiles
-                        "prompt_tokens": record["prompt_tokens"],
-                        "memory_tokens": record["completion_tokens"],
+                        "prompt_tokens": reply["prompt_tokens"],
+                        "memory_tokens": reply["completion_tokens"],
                         "rss_mib": round(resident_mib(process.pid, "VmRSS"), 1),
                         "peak_mib": round(resident_mib(process.pid, "VmHWM"), 1),
                         "elapsed": round(time.monotonic() - started, 1),
@@ -137,13 +138,13 @@ def main() -> None:
     parser.add_argument("--plot", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        book, trace = Path(folder) / "book.txt", arguments.out.with_suffix(".trace.jsonl")
-        trace.unlink(missing_ok=True)
+        book, journal = Path(folder) / "book.txt", arguments.out.with_suffix(".journal.jsonl")
+        journal.unlink(missing_ok=True)
         book.write_text(with_fact(arguments.book), encoding="utf-8")
         command = [sys.executable, "-m", "memjax.cli", "ask", QUESTION, str(book), "--model", arguments.model]
         command += ["--chunk-tokens", str(arguments.chunk_tokens), "--memory-tokens", str(arguments.memory_tokens)]
-        command += ["--answer-tokens", str(arguments.answer_tokens), "--trace", str(trace), "--json"]
-        rows, printed = watch(command, trace, arguments.out.with_suffix(".jsonl"))
+        command += ["--answer-tokens", str(arguments.answer_tokens), "--journal", str(journal), "--json"]
+        rows, printed = watch(command, journal, arguments.out.with_suffix(".jsonl"))
     print(summary(rows, json.loads(printed)))
     if arguments.plot:
         plot(rows, arguments.out.with_suffix(".svg"))

@@ -145,6 +145,9 @@ def ask(
             for journal in journals.values():
                 if journal.was_torn:
                     display.note(f"{journal.path}: the last line was written in half, and dropped")
+            begun = [line for one in asked for line in journals[one.journal].begins(one.question)]
+            if begun and settings.dtype is None:  # another machine may choose another one
+                session = _in_dtype(session, begun[-1]["identity"]["dtype"])
             asyncio.run(_read(session, asked, journals, display))
     display.summarise([one.trajectory for one in asked if one.trajectory], asked[0].chunks)
     return session, asked
@@ -170,6 +173,11 @@ def prepare(settings: AskSettings, chosen: set[str], document: Document, console
     if isinstance(choice, Service) and isinstance(tokenizer, Tokenizer):
         identity = replace(identity, tokenizer=None)
     return Session(settings, document, choice, tokenizer, window, length, identity)
+
+
+def _in_dtype(session: Session, dtype: Any) -> Session:
+    settings, identity = session.settings.model_copy(update={"dtype": dtype}), replace(session.identity, dtype=dtype)
+    return replace(session, settings=settings, identity=identity)
 
 
 async def _read(session: Session, asked: list[Asked], journals: Mapping[Path, Journal], display: AskDisplay) -> None:

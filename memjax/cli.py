@@ -337,21 +337,23 @@ def serve(
 
 @app.command()
 def view(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE.jsonl", help="What memjax ask --trace wrote.")],
+    journal: Annotated[
+        Path, typer.Argument(metavar="JOURNAL", help="A journal of ask, serve, train or demonstrations.")
+    ],
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in a browser.")] = True,
     debug: Debug = False,
 ) -> None:
-    """Show in a browser how a memory changed from piece to piece, and where the words of the answer come from.
+    """Show in a browser how a memory changed from chunk to chunk, and where the words of the answer come from.
 
     Example:
 
-        memjax ask "Who is the killer?" book.txt --model MODEL --trace trace.jsonl; memjax view trace.jsonl
+        memjax ask "Who is the killer?" book.txt --model MODEL --journal killer.jsonl; memjax view killer.jsonl
     """
     with errors_as_sentences(debug):
         from memjax.serve.journal_view import run_view
 
-        run_view(trace, port, browser=browser)
+        run_view(journal, port, browser=browser)
 
 
 @app.command()

@@ -21,6 +21,7 @@ from memjax.cli import app
 from memjax.episodes.journal import Journal, read_lines
 from memjax.rollout.fake import NeedleReader
 from tests.eval.stub_service import serving
+from tests.tiny_model import write_tiny_model
 
 FILLER = "The wind blew from the west and nobody minded it. " * 40  # 2000 bytes, some 450 estimated tokens
 TEXT = FILLER + "The code is 4711. " + FILLER + "The gate is green. " + FILLER
@@ -415,3 +416,18 @@ def test_a_run_that_is_killed_continues_with_the_call_under_way(document, blow, 
         resumed = json.loads(ask(service, "What?", document, "--json").stdout)
     assert resumed["answers"] == straight["answers"]
     assert len(service.prompts) == straight["chunks"] - done + 1
+
+
+def test_a_run_continues_in_the_dtype_that_it_began_with(document, tmp_path, monkeypatch):
+    from memjax.rollout import connect
+
+    model = write_tiny_model(tmp_path / "model")
+    options = [document, "--model", model, "--chunk-tokens", 300, "--memory-tokens", 24, "--answer-tokens", 8]
+    for default in ("float32", "bfloat16"):
+        monkeypatch.setattr(connect, "default_dtype", lambda default=default: default)
+        result = run("ask", "What?", *options, "--question-tokens", 16, "--json")
+        assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["identity"]["dtype"] == "float32"
+    assert json.loads(result.stdout)["counters"]["replayed_calls"] == len(calls(kept()[0]))
+    other = run("ask", "What?", *options, "--question-tokens", 16, "--dtype", "bfloat16")
+    assert "identity.dtype was 'float32', is 'bfloat16'" in other.stderr
