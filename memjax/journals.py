@@ -6,16 +6,16 @@ import hashlib
 import os
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from memjax.data.documents import Document
-from memjax.episodes.journal import Line, read_lines
+from memjax.episodes.recorded import Recording
 from memjax.rewards.answers import extract_answer
 
 KEPT_DAYS = 30
@@ -44,38 +44,6 @@ def expire(now: float | None = None) -> None:
             path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class Summary:
-    """What a journal holds of one episode."""
-
-    begin: Line
-    calls: int
-    end: Line | None
-
-    @property
-    def status(self) -> str:
-        """How far it is."""
-        if self.end is None:
-            return "unfinished"
-        return f"failed: {self.end['error']}" if self.end.get("error") else "answered"
-
-
-def summaries(path: Path) -> list[Summary]:
-    """The episodes of a journal, by their last drives. ValueError for what is not a journal."""
-    found: dict[str, Summary] = {}
-    digests: dict[str, set[str]] = {}
-    for _, _, line in read_lines(path):
-        match line["type"]:
-            case "begin":
-                found[line["episode"]] = Summary(line, 0, None)
-                digests[line["episode"]] = set()
-            case "call" | "replay" if line["episode"] in found:
-                digests[line["episode"]].add(line["digest"])
-            case "end" if line["episode"] in found:
-                found[line["episode"]] = Summary(found[line["episode"]].begin, 0, line)
-    return [Summary(one.begin, len(digests[name]), one.end) for name, one in found.items()]
-
-
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -93,12 +61,12 @@ def list_journals() -> None:
     paths = sorted(journal_directory().glob("*.jsonl"), key=lambda path: -path.stat().st_mtime)
     for path in paths:
         try:
-            for one in summaries(path):
+            for one in Recording(path).episodes.values():
+                asked, model = one.begin.get("question", "")[:60], one.begin.get("identity", {}).get("model", "")
                 size = f"{path.stat().st_size / 1000:.0f}"
-                model = one.begin["identity"]["model"]
-                table.add_row(path.name, one.begin["question"][:60], model, str(one.calls), one.status, size)
+                table.add_row(path.name, escape(asked), escape(model), str(len(one.digests)), escape(one.status), size)
         except ValueError as error:
-            table.add_row(path.name, "", "", "", f"damaged: {error}", f"{path.stat().st_size / 1000:.0f}")
+            table.add_row(path.name, "", "", "", escape(f"damaged: {error}"), f"{path.stat().st_size / 1000:.0f}")
     _console().print(table if paths else f"there are no journals in {journal_directory()}")
 
 
@@ -107,15 +75,16 @@ def show(journals: Named) -> None:
     """Print what was asked and answered, and with which model, agent and document."""
     console = _console()
     for path in _found(journals):
-        for one in summaries(path):
-            begin = one.begin
-            console.print(
-                f"[bold]{path}[/bold]\n  question  {begin['question']}\n  status    {one.status}, {one.calls} calls"
-            )
-            for name in ("document", "identity", "agent", "sampling", "seed"):
-                console.print(f"  {name:<9} {begin.get(name)}", highlight=False, markup=False, soft_wrap=True)
+        for name, one in Recording(path).episodes.items():
+            shown = {"journal": path, "episode": name, "status": f"{one.status}, {len(one.digests)} calls"}
+            shown |= {
+                field: one.begin.get(field) for field in ("question", "document", "identity", "agent", "sampling")
+            }
             if one.end and not one.end.get("error"):
-                console.print(f"  answer    {extract_answer(one.end['answer'])}", highlight=False, markup=False)
+                shown["answer"] = extract_answer(one.end["answer"])
+            for field, value in shown.items():
+                console.print(f"{field:<9} {value}", highlight=False, markup=False, soft_wrap=True)
+            console.print()
 
 
 @app.command("rm")

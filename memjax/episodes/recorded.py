@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from memjax.episodes.episode import Key, Reply, Turn
 from memjax.episodes.journal import Line, chunk_pieces, completion_of, read_line, read_lines, unpacked
 from memjax.rollout.client import Message, Part, Prompt
-from memjax.tokenizer import Tokenizer
 from memjax.trajectory import Completion
 
 
 @dataclass
 class RecordedEpisode:
-    """What the last drive of an episode left: its lines by key, how it began and ended, its score."""
+    """What the last drive of an episode left: how it began and ended, and its calls by key."""
 
     begin: Line = field(default_factory=dict)
     digests: dict[Key, str] = field(default_factory=dict)
@@ -25,11 +25,21 @@ class RecordedEpisode:
     end: Line | None = None
     score: Line | None = None
 
+    @property
+    def status(self) -> str:
+        """How far it is."""
+        if self.end is None:
+            return "unfinished"
+        return f"failed: {self.end['error']}" if self.end.get("error") else "answered"
+
 
 class Recording:
-    """The episodes of a journal by name, in the order in which they began. Holds where lines stand, not the lines."""
+    """The episodes of a journal by name, in the order in which they began. Holds where lines stand, not the lines.
 
-    def __init__(self, path: Path, tokenizer: Tokenizer):
+    Only `turns` needs the tokenizer.
+    """
+
+    def __init__(self, path: Path, tokenizer: Any = None):
         self.episodes: dict[str, RecordedEpisode] = {}
         self._path, self._tokenizer = path, tokenizer
         self._calls: dict[str, int] = {}  # offsets by digest
@@ -38,7 +48,7 @@ class Recording:
             self._take(line, offset)
 
     def turns(self, name: str) -> list[Turn]:
-        """The turns of an episode in the order of their keys, with the ids of their prompts."""
+        """The turns of an episode, with the ids of their prompts in the tokenizer's chat template."""
         episode = self.episodes[name]
         replies: dict[Key, Reply] = {}
         found = [self._demonstration(line, number) for number, line in enumerate(episode.demonstrations)]
@@ -56,7 +66,7 @@ class Recording:
             self._chunks[line["n"]] = offset
         if "episode" not in line:
             return
-        if line["type"] == "begin":
+        if line["type"] == "begin" and not line.get("mixed"):  # else the drive continues with other weights
             self.episodes[line["episode"]] = RecordedEpisode(line)
         episode = self.episodes.setdefault(line["episode"], RecordedEpisode())
         if line["type"] in ("call", "replay"):
