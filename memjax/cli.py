@@ -73,7 +73,7 @@ def _whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no whole number") from None
+        raise typer.BadParameter(f"{text!r} is not an integer") from None
 
 
 @app.command()

@@ -108,7 +108,7 @@ BAD = {
     ),
     "unknown agent": (
         ["ask", "What?", "{text}", "--agent", "reader"],
-        "--agent: Input should be 'memagent' or 'single'",
+        "there is no agent 'reader': choose one of memagent, single, single-truncated, no-context, oracle",
     ),
     "tiny chunk": (
         ["ask", "W?", "{text}", "--chunk-tokens", "3", "--url", "{url}"],
@@ -119,15 +119,22 @@ BAD = {
         ["ask", "W?", "{text}", "--temperature", "-1", "--url", "{url}"],
         "temperature must be between",
     ),
-    "bad layout": (["ask", "W?", "{text}", "--layout", "x", "--url", "{url}"], "the layout must be one of"),
+    "bad layout": (
+        ["ask", "W?", "{text}", "--layout", "x", "--url", "{url}"],
+        "--layout: Input should be 'memory_first' or 'chunk_first', got 'x'",
+    ),
     "bad prompts": (["ask", "W?", "{text}", "--prompts", "/absent", "--url", "{url}"], "holds no prompts"),
-    "absent state": (["ask", "--resume", "/absent.json"], "there is no state file /absent.json"),
-    "false state": (["ask", "--resume", "{text}"], "is no state file of memjax ask"),
+    "false journal": (["ask", "W?", "{text}", "--journal", "{text}", "--url", "{url}"], "is not a journal of memjax"),
+    "budget of another agent": (
+        ["ask", "W?", "{text}", "--agent", "single", "--chunk-tokens", "99", "--url", "{url}"],
+        "--chunk-tokens: the agent single has no such setting; leave it out",
+    ),
+    "no journal": (["journal", "show", "absent.jsonl"], "there is no journal"),
     "bad url": (["ask", "W?", "{text}", "--url", "nonsense", "-m", "m"], "'nonsense' is not an http URL"),
     "unlisted model": (["ask", "W?", "{text}", "--url", "http://127.0.0.1:9/v1"], "say which with --model NAME"),
     "no slots": (["ask", "W?", "{text}", "--slots", "0", "--url", "{url}"], "--slots: Input should be greater"),
     "swapped": (["ask", "{text}", "What is it?"], 'the question comes first, memjax ask "What is it?" {text}'),
-    "no number": (["ask", "W?", "{text}", "--chunk-tokens", "abc"], "'abc' is no whole number"),
+    "no number": (["ask", "W?", "{text}", "--chunk-tokens", "abc"], "'abc' is not an integer"),
     "bad dtype to read with": (
         ["ask", "W?", "{text}", "--dtype", "int4", "--url", "{url}"],
         "--dtype: Input should be 'float32' or 'bfloat16'",
@@ -161,7 +168,7 @@ def test_a_service_that_is_down_is_exit_code_1_and_debug_shows_the_traceback(tex
     assert result.exit_code == 1
     assert "http://127.0.0.1:9/v1 cannot be reached" in result.stderr
     assert "(try 2 of 6 in 0.0 s)" in result.stderr
-    assert "--resume" not in result.stderr  # nothing was read
+    assert "to continue" not in result.stderr  # nothing was read
     debug = run(*arguments, "--debug")
     assert type(debug.exception).__name__ == "ClientError"
 
@@ -170,7 +177,7 @@ def test_an_error_of_ours_is_named_without_a_traceback(text, monkeypatch):
     def broken(*_, **__):
         raise KeyError("inside")
 
-    monkeypatch.setattr("memjax.ask_session.open_document", broken)
+    monkeypatch.setattr("memjax.ask.open_document", broken)
     result = run("ask", "What?", text, "-m", "m")
     assert result.exit_code == 1
     assert "KeyError: 'inside' (an error of memjax; --debug shows where)" in result.stderr

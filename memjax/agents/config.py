@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection
-from typing import Self
+from collections.abc import Collection, Mapping
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +26,13 @@ class AgentConfig(BaseModel):
     """Longest question."""
     answer: int = Field(default=1024, ge=1)
     """Longest answer."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other values, and nothing that was computed from the former ones."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in set(copy.__dict__) - set(type(self).model_fields):
+            del copy.__dict__[name]
+        return copy
 
     @abstractmethod
     async def __call__(self, task: Task, episode: Episode) -> str:

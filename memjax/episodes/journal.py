@@ -31,6 +31,7 @@ from memjax.trajectory import Completion, SamplingParams
 from memjax.whole_file import drop_torn_line
 
 VERSION = 1
+_MARK = b'{"type":"journal"'
 _SYNC_SECONDS = 1.0
 _NEEDED = {  # fields without which a line cannot be used
     "journal": ("version",),
@@ -78,6 +79,7 @@ class Journal:
         self._failure: str | None = None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _refuse_what_is_not_ours(path)
             if fresh:
                 self._file.truncate(0)
             self.was_torn = drop_torn_line(path)
@@ -374,6 +376,15 @@ def unpacked(text: str | None, dtype: Any) -> np.ndarray:
     """The array that `packed` made a text of; an empty one for None."""
     raw = zlib.decompress(base64.b64decode(text)) if text else b""
     return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<"))
+
+
+def _refuse_what_is_not_ours(path: Path) -> None:
+    """ValueError for a file that does not begin like a journal: it must be neither emptied nor mended."""
+    with open(path, "rb") as file:
+        first = file.readline()
+    squeezed = first.replace(b" ", b"")
+    if not (squeezed.startswith(_MARK) or _MARK.startswith(squeezed)):  # a journal's own first line may be torn
+        raise ValueError(_not_a_journal(path, first))
 
 
 def _not_a_journal(path: Path, first: bytes) -> str:

@@ -303,3 +303,16 @@ def test_budgets_fitted_to_a_window_fit_it_with_any_question_of_the_budget(tmp_p
 def test_budgets_that_were_chosen_stay():
     chosen = MemAgent(chunk=3000, memory=900).fitted({"chunk", "memory"}, "Who?", TOKENIZER, 4096)
     assert (chosen.chunk, chosen.memory, chosen.answer) == (3000, 900, 512)
+
+
+def test_a_copy_with_other_prompts_reads_with_them(tmp_path):
+    for name, text in {
+        "memory": "{chunk}{question}{memory}",
+        "final": "{question}{memory}",
+        "no_memory": "void",
+    }.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    reader = agent()
+    before = reader.prompt_hash
+    assert reader.model_copy(update={"prompts": tmp_path}).loaded_prompts.no_memory == "void"
+    assert reader.prompt_hash == before

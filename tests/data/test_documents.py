@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from memjax.data.documents import PIECE_BYTES, open_document
+from memjax.data.documents import PIECE_BYTES, Document, open_document
 
 
 def text_of(*paths, spool=None):
@@ -43,7 +43,8 @@ def test_several_files_are_announced_by_name_and_order_counts(tmp_path):
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_text("first")
     two.write_text("second")
-    assert text_of(one, two) == "Document 1: one.txt\n\nfirst\n\nDocument 2: two.txt\n\nsecond"
+    assert text_of(one, two) == "first\n\nDocument 2: two.txt\n\nsecond"
+    assert text_of(one, two).startswith(text_of(one))  # what follows a file changes nothing in it
     spool = tmp_path / "spool"
     prints = {open_document(list(map(str, files)), spool).fingerprint for files in [(one, two), (two, one), (one,)]}
     assert len(prints) == 3
@@ -95,14 +96,18 @@ def test_pdf_gives_its_pages_in_order(tmp_path):
     assert text_of(tmp_path / "a.pdf") == "First page.\n\nSecond page.\n\n"
 
 
-def test_standard_input_is_kept_for_a_resumed_run(tmp_path, monkeypatch):
-    spool = tmp_path / "state.input"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("piped naïve text".encode())))
-    first = open_document(["-"], spool)
-    assert "".join(first.pieces()) == "piped naïve text"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"something else")))
-    assert open_document(["-"], spool, keep_spool=True).fingerprint == first.fingerprint
-    assert open_document(["-"], spool).fingerprint != first.fingerprint
+def test_standard_input_is_kept_under_a_name_that_its_content_gives(tmp_path, monkeypatch):
+    def piped(text):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return open_document(["-"], tmp_path / "spool").files[0]
+
+    first = piped("piped naïve text")
+    assert "".join(Document((first,)).pieces()) == "piped naïve text"
+    assert piped("something else").path != first.path
+    assert piped("piped naïve text").path == first.path
+    with pytest.raises(ValueError, match="standard input is empty"):
+        piped("")
+    assert len(list((tmp_path / "spool").iterdir())) == 2
 
 
 def test_a_named_pipe_is_read_once_and_kept(tmp_path):
