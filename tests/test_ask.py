@@ -238,6 +238,35 @@ def test_appended_text_costs_its_own_chunks_and_another_question_itself(document
     assert json.loads(result.stdout)["answers"][0] == longer["answers"][0]
 
 
+def test_budgets_fitted_to_a_small_window_stay_for_appended_text_and_other_questions(document):
+    long = "".join(f"Line {i} says that the wind blew from the west. " for i in range(1000))
+
+    def asked(*questions):
+        before = len(service.prompts)
+        several = [word for question in questions for word in ("-q", question)]
+        result = run("ask", *several, document, "--url", service.url, "--json")
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout), len(service.prompts) - before
+
+    with serving(chained, window=4096) as service:
+        document.write_text(long)
+        whole, calls_of_whole = asked("What?")
+        assert calls_of_whole == whole["chunks"] + 1 > 5
+        document.write_text(long + long[:9000])
+        longer, live = asked("What?")
+        assert live == longer["chunks"] - (whole["chunks"] - 1) + 1
+        at = len(long) // 2
+        document.write_text(long[:at] + "Changed" + long[at:])
+        edited, live = asked("What?")
+        assert live <= edited["chunks"] - edited["chunks"] // 2 + 2
+        document.write_text(long)
+        other = "And who says so, at which hour of the day, and what does he see when he looks out of the window?"
+        both, live = asked("What?", other)
+        assert live == whole["chunks"] + 1  # the other question, and nothing of the first
+        assert both["settings"]["agent"] == whole["settings"]["agent"]
+        assert asked("What?")[1] == asked(other)[1] == 0
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
