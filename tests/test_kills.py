@@ -117,64 +117,69 @@ def test_an_eval_sample_of_2001_chunks(tmp_path, environ):
     assert repeated <= KILLS
 
 
-def test_a_run_of_a_server(tmp_path, environ):
-    model, state = write_tiny_model(tmp_path / "model"), tmp_path / "serve"
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [
-        sys.executable,
-        "-m",
-        "memjax.cli",
-        "serve",
-        "--model",
-        str(model or tmp_path / "model"),
-        "--port",
-        str(port),
-    ]
-    command += ["--state-dir", str(state), "--slots", "2", "--max-length", "640"]
-    dice = random.Random(7)
-    ask = {
-        "text": "The lamp room door opens with a code. " * 2000,
-        "question": "Which code?",
-        **{f"{name}_tokens": n for name, n in {"chunk": 60, "memory": 16, "answer": 16, "question": 16}.items()},
-        "stream": True,
-    }
+class Server:
+    """`memjax serve` on the tiny model, which is killed and started again."""
 
-    def start() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
-        wait_for(lambda: process.poll() is not None or _ready(url), 180)
-        assert process.poll() is None
-        return process
+    def __init__(self, model: Path, state: Path, environ: dict[str, str]):
+        with bind("127.0.0.1", 0) as free:
+            port = str(free.getsockname()[1])
+        self.url, self.environ = f"http://127.0.0.1:{port}", environ
+        self.command = [sys.executable, "-m", "memjax.cli", "serve", "--model", str(model), "--port", port]
+        self.command += ["--state-dir", str(state), "--slots", "2", "--max-length", "640"]
+        self.start()
 
-    def status(run: str) -> str:
-        return httpx.get(f"{url}/v1/memory/answers/{run}", timeout=60).json()["status"]
+    def start(self) -> None:
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(self.command, stdout=quiet, stderr=quiet, env=self.environ)
+        wait_for(lambda: self.process.poll() is not None or self.is_ready(), 180)
+        assert self.process.poll() is None
 
-    def begin() -> str:
-        with httpx.stream("POST", f"{url}/v1/memory/answers", json=ask, timeout=60) as response:
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=60).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def begin(self, ask: dict) -> str:
+        with httpx.stream("POST", f"{self.url}/v1/memory/answers", json=ask, timeout=60) as response:
+            assert response.status_code == 200, response.read()
             return response.headers["x-memjax-run"]
 
-    server = start()
-    straight = begin()
-    wait_for(lambda: status(straight) != "reading", 600)
-    killed = begin()
-    for _ in range(KILLS):
-        time.sleep(dice.uniform(0.05, 0.8))
+    def wait_for(self, run: str) -> None:
+        def status() -> str:
+            return httpx.get(f"{self.url}/v1/memory/answers/{run}", timeout=60).json()["status"]
+
+        wait_for(lambda: status() != "reading", 600)
+        assert status() == "done"
+
+
+def test_a_run_of_a_server(tmp_path, environ):
+    dice, state = random.Random(7), tmp_path / "serve"
+    server = Server(write_tiny_model(tmp_path / "model"), state, environ)
+    budgets = {"chunk_tokens": 60, "memory_tokens": 32, "answer_tokens": 16, "question_tokens": 16}
+    ask = {
+        "text": "The lamp room door opens with a code. " * 1200,
+        "question": "Which code?",
+        "stream": True,
+        **budgets,
+    }
+    try:
+        straight = server.begin(ask)
+        server.wait_for(straight)
+        killed = server.begin(ask)
+        for _ in range(KILLS):
+            time.sleep(dice.uniform(0.05, 0.8))
+            server.kill()
+            server.start()
+        server.wait_for(killed)
+    finally:
         server.kill()
-        server.wait()
-        server = start()
-    wait_for(lambda: status(killed) != "reading", 600)
-    server.kill()
-    server.wait()
     journals = [next(state.rglob(f"{run}/journal.jsonl")) for run in (straight, killed)]
     assert said(journals[0]) == said(journals[1])
     assert len(said(journals[0])) > 200
     drives = sum(line["type"] == "begin" for _, _, line in read_lines(journals[1]))
     assert drives > 5, "the run was over before the kills came"
-
-
-def _ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False

@@ -98,7 +98,7 @@ def outcome_of(journal: Path) -> Outcome:
     return _read(journal, stat.st_size, stat.st_mtime_ns)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)  # a long run holds a megabyte of memories
 def _read(journal: Path, size: int, changed: int) -> Outcome:
     outcome, made = Outcome(), dict[str, Event]()
     try:

@@ -1,6 +1,7 @@
 """Keys do not depend on the order of replies, replays answer what was asked before, and failures end siblings."""
 
 import asyncio
+import gc
 import random
 
 import numpy as np
@@ -121,6 +122,21 @@ async def test_a_failure_cancels_the_siblings_and_is_the_result():
 
     read = await drive(agent, task(), scripted())
     assert (read.error, read.answer, sorted(ended)) == ("the service is down", "", [1, 2])
+
+
+async def test_coroutines_that_never_began_are_closed(recwarn):
+    async def fails():
+        raise ClientError("down")
+
+    async def waits():
+        pass
+
+    async def agent(given, episode):
+        await episode.gather(fails(), waits(), waits(), waits(), width=1)
+
+    assert (await drive(agent, task(), scripted())).error == "down"
+    gc.collect()
+    assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 
 async def test_no_more_than_width_run_at_a_time():

@@ -1,6 +1,7 @@
 """Several readers on one document: cut once, none far ahead, and nobody waits for one that left."""
 
 import asyncio
+import weakref
 
 import pytest
 
@@ -147,6 +148,29 @@ async def test_a_cancelled_reader_loses_no_chunk_of_the_others(monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     assert texts(await other) == TEXT
+
+
+async def test_what_every_reader_has_had_is_let_go(monkeypatch):
+    monkeypatch.setattr(feed_module, "_TOKENS_PER_CUT", 1)
+    held = []
+    async for chunk in Feed(Counted(), TOKENIZER).read(object(), 100, (), None):
+        held.append(weakref.ref(chunk))
+        assert sum(ref() is not None for ref in held) <= AHEAD
+
+
+async def test_an_agent_that_never_reads_holds_nobody_up():
+    source = Counted()
+
+    async def reads(given, episode):
+        return str(len([chunk async for chunk in episode.chunks(given.context, 100)]))
+
+    async def does_not(given, episode):
+        return "nothing"
+
+    feed = Feed(source, TOKENIZER, 2)
+    drives = (drive(agent, task(source), scripted(), feed=feed) for agent in (reads, does_not))
+    ended = await asyncio.wait_for(asyncio.gather(*drives), 20)
+    assert [one.answer for one in ended] == ["20", "nothing"]
 
 
 async def test_three_questions_on_one_document_cut_it_once_and_answer_as_alone():

@@ -111,7 +111,19 @@ async def test_a_run_that_changed_only_its_answer_budget_reads_nothing_again(tmp
 
 async def test_the_seed_of_a_greedy_run_is_not_part_of_its_calls(tmp_path):
     await read(tmp_path / "j")
-    assert (await read(tmp_path / "j", sampling=SamplingParams(temperature=0.0, seed=99)))[1] == 0
+    again, asked = await read(tmp_path / "j", sampling=SamplingParams(temperature=0.0, seed=99))
+    assert (again.error, asked, again.counters["replayed_calls"]) == (None, 0, 9)
+
+
+async def test_an_edit_costs_side_by_side_calls_only_what_it_changed(tmp_path):
+    async def map_reduce(given, episode):
+        cut = [TOKENIZER.decode(chunk.ids) async for chunk in episode.chunks(given.context, 100)]
+        notes = await episode.gather(*(episode.chat(f"note: {text}", max_tokens=20) for text in cut))
+        return (await episode.chat(" ".join(note.text for note in notes), max_tokens=20)).text
+
+    await read(tmp_path / "j", agent=map_reduce)
+    edited, asked = await read(tmp_path / "j", "X" + TEXT[1:], agent=map_reduce)  # in the very first chunk
+    assert (edited.error, asked) == (None, 2)
 
 
 async def test_weights_that_change_under_a_run_are_marked_and_taken_up_again_only_by_those_it_had(tmp_path):
