@@ -129,7 +129,7 @@ async def test_coroutines_that_never_began_are_closed(recwarn):
         raise ClientError("down")
 
     async def waits():
-        pass
+        await asyncio.sleep(60)
 
     async def agent(given, episode):
         await episode.gather(fails(), waits(), waits(), waits(), width=1)
