@@ -149,7 +149,8 @@ def ask(
             if begun and settings.dtype is None:  # another machine may choose another one
                 session = _in_dtype(session, begun[-1]["identity"]["dtype"])
             asyncio.run(_read(session, asked, journals, display))
-    display.summarise([one.trajectory for one in asked if one.trajectory], asked[0].chunks)
+    ended = [one.trajectory for one in asked if one.trajectory]
+    display.summarise(ended, asked[0].chunks, [one.journal for one in asked])
     return session, asked
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -71,8 +72,8 @@ class AskDisplay:
         if min(self._done) > before or len(self._questions) == 1:
             self._show(chunk)
 
-    def summarise(self, trajectories: Sequence[Trajectory], chunks: int) -> None:
-        """What the run took, and what was not read again."""
+    def summarise(self, trajectories: Sequence[Trajectory], chunks: int, journals: Sequence[Path]) -> None:
+        """What the run took, what was not read again, and where it is kept."""
         tokens = int(sum(one.counters["document_tokens"] for one in trajectories)) // len(trajectories)
         seconds = max(one.seconds for one in trajectories)
         read = _counted(chunks, "chunk") if chunks else "one turn"
@@ -81,12 +82,14 @@ class AskDisplay:
             f"{self._replayed} of {_counted(calls, 'call')} replayed from the journal. " if self._replayed else ""
         )
         line = f"{tokens} document tokens in {read}, {seconds:.1f} s, {tokens / max(seconds, 1e-9):.0f} tokens/s."
-        self._console.print(replayed + line, style="dim", highlight=False)
+        self._say(replayed + line)
         if cut := int(sum(one.counters.get("truncated_memories", 0) for one in trajectories)):
-            self._console.print(
-                f"{_counted(cut, 'memory', 'memories')} ended at the memory budget; --memory-tokens raises it.",
-                style="dim",
-            )
+            self._say(f"{_counted(cut, 'memory', 'memories')} ended at the memory budget; --memory-tokens raises it.")
+        for journal in dict.fromkeys(journals):
+            self._say(f"Journal: {journal} (memjax view shows it)")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def _show(self, chunk: Chunk) -> None:
         done, total = chunk.start_token + len(chunk.ids), chunk.document_tokens
