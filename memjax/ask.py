@@ -185,7 +185,8 @@ async def _read(session: Session, asked: list[Asked], journals: Mapping[Path, Jo
     settings = session.settings
 
     def open_model() -> Any:
-        with display.waiting(f"loading {session.choice.model}"):
+        local = isinstance(session.choice, LocalModel)
+        with display.waiting(f"{'loading' if local else 'asking'} {session.choice.model}"):
             return open_client(
                 session.choice,
                 session.tokenizer,
@@ -287,7 +288,7 @@ def _kept(path: Path, *, fresh: bool) -> Iterator[Journal]:
             yield journal
         except BaseException as error:
             if isinstance(error, JournalMismatch):
-                error.add_note("memjax: start over with --fresh, which empties it")
+                error.add_note("memjax: --journal FILE names another one; --fresh empties this one and starts over")
             elif journal.has_calls:
                 error.add_note(f"memjax: what was read is kept in {path}: run the same command to continue")
             raise

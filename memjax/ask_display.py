@@ -36,18 +36,21 @@ class AskDisplay:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Say what is done inside."""
-        if self._console.is_terminal:
-            self._progress.update(self._task, description=what)
-        else:
-            self._console.print(what, highlight=False, soft_wrap=True)
-        yield
+        """Say what is done inside, and then that reading begins."""
+        if self._replayed:
+            self._say(f"continuing: {_counted(self._replayed, 'call')} replayed from the journal")
+        for text in (what, self._begin):
+            if self._console.is_terminal:
+                self._progress.update(self._task, description=text)
+            else:
+                self._console.print(text, highlight=False, soft_wrap=True)
+            if text == what:
+                yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Show progress inside."""
         if not self._console.is_terminal:
-            self._console.print(self._begin)
             yield
             return
         with self._progress:
@@ -61,7 +64,7 @@ class AskDisplay:
         """Show one turn of one question; progress is that of the slowest."""
         self._replayed += turn.replayed
         chunk = turn.chunk
-        if chunk is None or turn.replayed:
+        if chunk is None:
             return
         before = min(self._done)
         self._done[question] = max(self._done[question], chunk.index + 1)
@@ -69,7 +72,7 @@ class AskDisplay:
             about = f": {self._questions[question]}" if len(self._questions) > 1 else ""
             self._console.print(Rule(Text(f"memory after chunk {chunk.index + 1}{about}"), align="left", style="dim"))
             self._console.print(Text(memory.strip() or "(nothing yet)"))
-        if min(self._done) > before or len(self._questions) == 1:
+        if not turn.replayed and (min(self._done) > before or len(self._questions) == 1):
             self._show(chunk)
 
     def summarise(self, trajectories: Sequence[Trajectory], chunks: int, journals: Sequence[Path]) -> None:
@@ -81,8 +84,12 @@ class AskDisplay:
         replayed = (
             f"{self._replayed} of {_counted(calls, 'call')} replayed from the journal. " if self._replayed else ""
         )
-        line = f"{tokens} document tokens in {read}, {seconds:.1f} s, {tokens / max(seconds, 1e-9):.0f} tokens/s."
-        self._say(replayed + line)
+        rate = "" if self._replayed else f", {tokens / max(seconds, 1e-9):.0f} tokens/s"
+        self._say(f"{replayed}{tokens} document tokens in {read}, {seconds:.1f} s{rate}.")
+        if left_out := int(sum(one.counters["truncated_tokens"] for one in trajectories)) // len(trajectories):
+            self._say(f"{left_out} tokens in the middle of the text did not fit and were left out.")
+        if any(not one.answer.strip() for one in trajectories):
+            self._say("A reply was empty.")
         if cut := int(sum(one.counters.get("truncated_memories", 0) for one in trajectories)):
             self._say(f"{_counted(cut, 'memory', 'memories')} ended at the memory budget; --memory-tokens raises it.")
         for journal in dict.fromkeys(journals):

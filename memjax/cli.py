@@ -109,8 +109,8 @@ def ask(
         typer.Option(
             "--agent",
             metavar="NAME",
-            help="memagent reads in chunks with a memory; single shows the whole text at once; single-truncated, "
-            "no-context and oracle are the baselines of the evaluation. [default: memagent]",
+            help="memagent reads in chunks with a memory; single shows the whole text at once, "
+            "single-truncated as much of its two ends as fits, no-context nothing. [default: memagent]",
             rich_help_panel="Reading",
         ),
     ] = None,

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,7 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from memjax.data.documents import Document
-from memjax.episodes.recorded import Recording
+from memjax.episodes.journal import refuse_if_in_use, refuse_other_files
+from memjax.episodes.recorded import RecordedEpisode, Recording
 from memjax.rewards.answers import extract_answer
 
 KEPT_DAYS = 30
@@ -57,58 +58,99 @@ Named = Annotated[list[Path], typer.Argument(metavar="JOURNAL...", help="Journal
 @app.command("list")
 def list_journals() -> None:
     """List the journals, the last used first."""
-    table = Table("journal", "question", "model", "calls", "status", "kB", box=None)
-    paths = sorted(journal_directory().glob("*.jsonl"), key=lambda path: -path.stat().st_mtime)
-    for path in paths:
+    table = Table("last used", "journal", "document", "question", "agent", "model", "calls", "status", "kB", box=None)
+    kept = sorted(journal_directory().glob("*"), key=lambda path: -path.stat().st_mtime)
+    journals = [path for path in kept if path.suffix == ".jsonl"]
+    for path in journals:
+        stat = path.stat()
+        used, size = time.strftime("%Y-%m-%d %H:%M", time.localtime(stat.st_mtime)), f"{stat.st_size / 1000:.0f}"
         try:
-            for one in Recording(path).episodes.values():
-                asked, model = one.begin.get("question", "")[:60], one.begin.get("identity", {}).get("model", "")
-                size = f"{path.stat().st_size / 1000:.0f}"
-                table.add_row(path.name, escape(asked), escape(model), str(len(one.digests)), escape(one.status), size)
+            found = Recording(path).episodes.values()
+            rows = [[*_about(one), str(len(one.digests)), one.status] for one in found] or [[""] * 4 + ["0", "empty"]]
         except ValueError as error:
-            table.add_row(path.name, "", "", "", escape(f"damaged: {error}"), f"{path.stat().st_size / 1000:.0f}")
-    _console().print(table if paths else f"there are no journals in {journal_directory()}")
+            rows = [[""] * 5 + [f"damaged: {str(error).removeprefix(str(path))}"]]
+        for row in rows:
+            table.add_row(used, path.name, *map(escape, row), size)
+    _console().print(table if journals else f"there are no journals in {journal_directory()}")
+    if copies := len(kept) - len(journals):
+        _console().print(f"Beside them are {copies} copies of piped documents that are not answered yet.")
 
 
-@app.command()
+@app.command(no_args_is_help=True)
 def show(journals: Named) -> None:
     """Print what was asked and answered, and with which model, agent and document."""
-    console = _console()
+    problems = []
     for path in _found(journals):
-        for name, one in Recording(path).episodes.items():
+        try:
+            episodes = Recording(path).episodes
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        for name, one in episodes.items():
             shown = {"journal": path, "episode": name, "status": f"{one.status}, {len(one.digests)} calls"}
-            shown |= {
-                field: one.begin.get(field) for field in ("question", "document", "identity", "agent", "sampling")
-            }
+            for field in ("question", "document", "identity", "agent", "sampling"):
+                value = one.begin.get(field)
+                pairs = value.items() if isinstance(value, dict) else ()
+                shown[field] = ", ".join(f"{key} {val}" for key, val in pairs if val is not None) if pairs else value
             if one.end and not one.end.get("error"):
                 shown["answer"] = extract_answer(one.end["answer"])
             for field, value in shown.items():
-                console.print(f"{field:<9} {value}", highlight=False, markup=False, soft_wrap=True)
-            console.print()
+                _console().print(f"{field:<9} {value}", highlight=False, markup=False, soft_wrap=True)
+            _console().print()
+        if not episodes:
+            problems.append(f"{path} is empty: nothing was asked yet")
+    if problems:
+        _stop("; ".join(problems))
 
 
-@app.command("rm")
+@app.command("rm", no_args_is_help=True)
 def remove(
     journals: Annotated[list[Path] | None, typer.Argument(metavar="JOURNAL...", help="Files to remove.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All of them, and copies of piped documents.")] = False,
 ) -> None:
-    """Remove journals. What they hold must then be read again."""
-    if not journals and not everything:
-        raise typer.BadParameter("name the journals to remove, or give --all")
+    """Remove journals. What they hold must then be read again. Other files, and journals in use, are refused."""
+    if everything == bool(journals):
+        _stop("name the journals to remove, or give --all, not both")
     paths = list(journal_directory().glob("*")) if everything else _found(journals or [])
+    try:
+        for path in paths:
+            if path.parent.absolute() != journal_directory().absolute():
+                refuse_other_files(path)
+            refuse_if_in_use(path)
+    except ValueError as error:
+        _stop(f"{error}; nothing was removed")
     for path in paths:
         path.unlink()
     typer.echo(f"{len(paths)} removed")
 
 
+def _about(one: RecordedEpisode) -> list[str]:
+    """Document, question, agent and model of an episode, as far as they are told."""
+    told = [
+        one.begin.get(name, {}).get(key)
+        for name, key in (("document", "name"), ("agent", "name"), ("identity", "model"))
+    ]
+    document, agent, model = (str(value or "")[:40] for value in told)
+    return [document, str(one.begin.get("question", ""))[:50], agent, model]
+
+
 def _found(journals: list[Path]) -> list[Path]:
-    paths = [path if path.exists() else journal_directory() / path for path in journals]
-    for path in paths:
-        if not path.is_file():
-            raise typer.BadParameter(f"there is no journal {path}: `memjax journal list` names them")
+    """The files, each where it was named, or in the directory of journals, or there with its ending."""
+    paths = []
+    for path in journals:
+        kept = journal_directory() / path
+        found = [one for one in (path, kept, kept.with_name(f"{kept.name}.jsonl")) if one.is_file()]
+        if not found:
+            _stop(f"there is no journal {path}: `memjax journal list` names them")
+        paths.append(found[0])
     return paths
+
+
+def _stop(message: str) -> NoReturn:
+    typer.echo(f"memjax: {message}", err=True)
+    raise typer.Exit(2)
 
 
 def _console() -> Console:
     console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return console if console.is_terminal else Console(width=200)

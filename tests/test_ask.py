@@ -78,10 +78,9 @@ def test_the_answer_alone_goes_to_standard_output(document):
 def test_without_a_terminal_a_line_says_what_is_waited_for():
     err = io.StringIO()
     display = AskDisplay(Console(file=err), ["What?"], show_memory=False, compiles=True)
-    with display.waiting("loading m"):
+    with display.reading(), display.waiting("loading m"):
         assert err.getvalue() == "loading m\n"
-    with display.reading():
-        assert err.getvalue() == "loading m\nreading; the first chunk also compiles\n"
+    assert err.getvalue() == "loading m\nreading; the first chunk also compiles\n"
 
 
 def test_json_is_one_object_with_answer_memory_counts_and_settings(document):
@@ -203,6 +202,7 @@ def test_the_same_command_continues_a_failed_run_to_the_same_end(document, at):
     with serving(chained) as service:
         resumed = ask(service, "What?", document, "--json", "--temperature", "0.8")
     assert resumed.exit_code == 0, resumed.stderr
+    assert f"continuing: {at} call" in resumed.stderr
     assert f"{at} of {straight['chunks'] + 1} calls replayed from the journal" in resumed.stderr
     outcome = json.loads(resumed.stdout)
     assert outcome["answers"] == straight["answers"]
@@ -216,9 +216,11 @@ def test_a_finished_run_is_answered_again_without_a_call(document):
     with serving(CODE) as service:
         ask(service, "What is the code?", document)
         asked = len(service.prompts)
-        result = ask(service, "What is the code?", document)
+        result = ask(service, "What is the code?", document, "--show-memory")
         assert (result.exit_code, result.stdout) == (0, "4711\n")
         assert f"{asked} of {asked} calls replayed" in result.stderr
+        assert "memory after chunk 2" in result.stderr
+        assert "asking" not in result.stderr  # nobody was
         assert len(service.prompts) == asked
         ask(service, "What is the code?", document, "--fresh")
         assert len(service.prompts) == 2 * asked
@@ -296,7 +298,7 @@ def test_another_run_in_the_journal_is_told_by_what_differs_and_nothing_is_read(
         result = run("ask", *options, "--prompts", prompts, "--url", service.url, "--model", "stub", *extra)
         assert result.exit_code == 2
         assert field in result.stderr
-        assert "start over with --fresh" in result.stderr
+        assert "--journal FILE names another one; --fresh empties this one and starts over" in result.stderr
         assert service.prompts == []
         assert len(calls(journal)) == 2
         again = run("ask", *options, "--prompts", prompts, "--url", service.url, "--model", "stub", *extra, "--fresh")
@@ -325,6 +327,30 @@ def test_a_piped_document_continues_when_it_is_piped_again_and_from_its_copy(doc
                 path.unlink()
         ask(service, "What?", "-", stdin="Another text.")
         assert len(kept()) == 1
+
+
+def test_text_that_an_agent_leaves_out_is_told(document):
+    with serving(CODE, window=2000) as service:
+        result = run(
+            "ask", "What?", document, "--agent", "single-truncated", "--url", service.url, "--answer-tokens", 900
+        )
+    assert result.exit_code == 0, result.stderr
+    assert "tokens in the middle of the text did not fit and were left out" in result.stderr
+
+
+def test_removing_a_journal_touches_nothing_else(document, tmp_path):
+    with serving(CODE) as service:
+        ask(service, "What is the code?", document)
+    (name,) = [path.name for path in kept()]
+    assert "is not a journal of memjax" in run("journal", "rm", document).stderr
+    assert run("journal", "rm", name, "--all").exit_code == 2
+    with Journal(kept()[0]):
+        for arguments in ([name], ["--all"]):
+            refused = run("journal", "rm", *arguments)
+            assert (refused.exit_code, f"is in use by process {os.getpid()}" in refused.stderr) == (2, True)
+    assert document.exists()
+    assert [path.name for path in kept()] == [name]
+    assert run("journal", "rm", name.removesuffix(".jsonl")).exit_code == 0
 
 
 def test_two_questions_may_be_asked_side_by_side_and_two_commands_on_one_journal_may_not(document, tmp_path):

@@ -55,7 +55,7 @@ class AgentConfig(BaseModel):
         if tokens > self.question:
             raise ValueError(
                 f"the question has {tokens} tokens and its budget is {self.question}: shorten it, or raise the "
-                "question budget"
+                "question budget (--question-tokens)"
             )
         return tokens
 

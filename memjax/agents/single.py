@@ -30,7 +30,7 @@ class Single(AgentConfig):
         if room is not None and total > room:
             raise ValueError(
                 f"the text has {total} tokens, but beside the question and an answer of {self.answer} the window of "
-                f"{episode.model} ({episode.window}) holds {max(0, room)}: read it with the memagent agent"
+                f"{episode.model} ({episode.window}) holds {max(0, room)}: read it with --agent memagent"
             )
         return await self.answered(tuple(ids), task, episode)
 

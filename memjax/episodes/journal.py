@@ -64,6 +64,8 @@ class Journal:
 
     def __init__(self, path: Path, *, fresh: bool = False):
         self.path = path
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} is not a file: name one to keep the journal in")
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0)  # noqa: SIM115
         self._lock = threading.Lock()  # of what the syncing thread reads too
@@ -79,7 +81,7 @@ class Journal:
         self._failure: str | None = None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _refuse_what_is_not_ours(path)
+            refuse_other_files(path)
             if fresh:
                 self._file.truncate(0)
             self.was_torn = drop_torn_line(path)
@@ -90,7 +92,7 @@ class Journal:
             self.write({"type": "journal", "version": VERSION, "memjax": __version__, "pid": os.getpid()})
         except BlockingIOError:
             self._file.close()
-            raise ValueError(f"{path} is in use by {_writer_of(path)}: wait until it is done, or stop it") from None
+            raise ValueError(_in_use(path)) from None
         except BaseException:
             self._file.close()
             raise
@@ -244,7 +246,7 @@ class EpisodeJournal:
             return None
         if not (told := _differences(self._before, self._begin)):
             return None
-        advice = "run it as it was to continue, or start over with an empty one"
+        advice = "run it as it was to continue, or name another journal to keep both"
         return f"{self._journal.path} holds another run ({told}): {advice}"
 
     def add_turn(self, turn: Turn) -> None:
@@ -325,14 +327,15 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, Line]]:
             try:
                 line = json.loads(data)
                 missing = [name for name in _NEEDED[line["type"]] if name not in line]
-                if missing:
-                    raise ValueError(f"it has no {missing[0]}")
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError):
+                missing = ["type that is known"]
+            if missing:
                 if number == 0:
-                    raise ValueError(_not_a_journal(path, data)) from None
+                    raise ValueError(_not_a_journal(path, data))
                 raise ValueError(
-                    f"{path}:{number + 1} is not a journal line ({error}): remove the line to continue without it"
-                ) from None
+                    f"{path}:{number + 1} is not a journal line (it has no {missing[0]}): remove the line to continue "
+                    "without it"
+                )
             if number == 0 and (line["type"] != "journal" or line["version"] != VERSION):
                 raise ValueError(_not_a_journal(path, data))
             yield number, offset, line
@@ -378,7 +381,7 @@ def unpacked(text: str | None, dtype: Any) -> np.ndarray:
     return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<"))
 
 
-def _refuse_what_is_not_ours(path: Path) -> None:
+def refuse_other_files(path: Path) -> None:
     """ValueError for a file that does not begin like a journal: it must be neither emptied nor mended."""
     with open(path, "rb") as file:
         first = file.readline()
@@ -420,8 +423,18 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _writer_of(path: Path) -> str:
-    return f"process {[line for _, _, line in read_lines(path) if line['type'] == 'journal'][-1]['pid']}"
+def refuse_if_in_use(path: Path) -> None:
+    """ValueError, naming the process, for a journal that one writes."""
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(_in_use(path)) from None
+
+
+def _in_use(path: Path) -> str:
+    writers = [line["pid"] for _, _, line in read_lines(path) if "pid" in line]
+    return f"{path} is in use by process {writers[-1] if writers else '?'}: wait until it is done, or stop it"
 
 
 def _digest(call: str, identity: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from memjax.agents.registry import DEFAULT, AnyAgent
 from memjax.config import load_config
+
+
+def _state_directory() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "memjax" / "serve"
 
 
 class ServeSettings(BaseModel):
@@ -35,7 +40,7 @@ class ServeSettings(BaseModel):
     body_timeout: float = Field(20.0, gt=0)  # seconds for a request's head, and for its body beside 10 kB per second
     drain_seconds: float = Field(60.0, ge=0)  # how long SIGTERM waits for running requests
     agent: AnyAgent = DEFAULT  # how memory/MODEL works; requests may choose its budgets
-    state_dir: Path = Path("~/.local/state/memjax/serve")  # uploaded files, and runs that continue after a restart
+    state_dir: Path = Field(default_factory=_state_directory)  # uploaded files, and runs that continue after a restart
     run_hours: float = Field(168.0, gt=0)  # files and runs are kept so long after their last use
 
     @field_validator("agent")

@@ -120,7 +120,8 @@ async def test_a_window_that_is_too_small_is_refused_with_the_numbers():
 async def test_a_question_over_its_budget_is_refused():
     trajectory = await run(agent(), task(FILLER, "?" * 101), ScriptedClient(NeedleReader("x")))
     assert trajectory.error == (
-        "the question has 101 tokens and its budget is 100: shorten it, or raise the question budget"
+        "the question has 101 tokens and its budget is 100: shorten it, or raise the question budget "
+        "(--question-tokens)"
     )
 
 

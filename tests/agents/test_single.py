@@ -29,7 +29,7 @@ async def test_a_text_past_the_window_is_refused_with_the_numbers_and_one_that_j
     trajectory = await drive(AGENT, Task("t", "Is it?", text), client)
     assert trajectory.error == (
         f"the text has 1000 tokens, but beside the question and an answer of 100 the window of scripted ({need - 1}) "
-        f"holds 999: read it with the memagent agent"
+        f"holds 999: read it with --agent memagent"
     )
     client = ScriptedClient(lambda prompt, params: "yes", window=need)
     assert (await drive(AGENT, Task("t", "Is it?", text), client)).error is None

@@ -94,7 +94,7 @@ async def test_another_run_is_refused_by_what_differs_and_nothing_is_asked_or_lo
     before = len(lines(path, "call"))
     refused, asked = await read(path, **changes)
     assert field in refused.error
-    assert refused.error.endswith("run it as it was to continue, or start over with an empty one")
+    assert refused.error.endswith("run it as it was to continue, or name another journal to keep both")
     assert asked == 0
     assert (await read(path))[1] == 0  # the refused drive has left nothing
     assert len(lines(path, "call")) == before
