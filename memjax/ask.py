@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -116,10 +115,9 @@ class Session:
 
 def run_ask(given: Mapping[str, Any], agent: Mapping[str, Any], output: Output) -> None:
     """Read, and print the answers to standard output; what is None has its default. `agent` are keys of the agent."""
-    started, console = time.perf_counter(), Console(stderr=True)
-    session, asked = ask(given, agent, output, console)
+    session, asked = ask(given, agent, output, Console(stderr=True))
     if output.json:
-        print(json.dumps(report(session, asked, time.perf_counter() - started), ensure_ascii=False))
+        print(json.dumps(report(session, asked), ensure_ascii=False))
         return
     for one in asked:
         answer = one.to_json()["answer"]
@@ -231,7 +229,7 @@ async def _read(session: Session, asked: list[Asked], journals: Mapping[Path, Jo
         await client.close()
 
 
-def report(session: Session, asked: list[Asked], seconds: float) -> dict[str, Any]:
+def report(session: Session, asked: list[Asked]) -> dict[str, Any]:
     """The outcome of a finished run, for --json."""
     counters: dict[str, float] = {}
     for one in asked:
@@ -242,7 +240,7 @@ def report(session: Session, asked: list[Asked], seconds: float) -> dict[str, An
         "answers": [one.to_json() for one in asked],
         "document_tokens": int(counters["document_tokens"]) // len(asked),
         "chunks": asked[0].chunks,
-        "seconds": round(seconds, 3),
+        "seconds": round(max(one.trajectory.seconds for one in asked if one.trajectory), 3),
         "counters": counters,
         "settings": session.settings.model_dump(mode="json"),
         "identity": asdict(session.identity),

@@ -84,9 +84,9 @@ class _Extent:
             yield text
 
     def tokens(self, tokens_done: int, chars_done: int) -> int:
-        """The tokens of the whole, at the density of what was cut so far."""
+        """The tokens of the whole, at the density of what was cut so far; there is at least one more."""
         chars = self.chars / max(self.share, 1e-9)
-        return max(tokens_done, round(tokens_done * chars / max(1, chars_done)))
+        return max(tokens_done + 1, round(tokens_done * chars / max(1, chars_done)))
 
 
 def _pieces_with_share(source: str | TextSource) -> Iterator[tuple[str, float]]:

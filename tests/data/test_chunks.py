@@ -143,3 +143,10 @@ def test_a_document_of_a_series_is_cut_by_itself_and_an_appended_one_leaves_the_
         ]
         assert chunks[-1].document_tokens == sum(len(text) for text in texts[:count])
         assert chunks[0].document_tokens == pytest.approx(chunks[-1].document_tokens, rel=0.1)
+
+
+def test_only_the_last_chunk_seems_to_end_the_document():
+    for length in range(30, 400):
+        *before, last = read_chunks("a" * length, ByteTokenizer(), 16)
+        assert all(chunk.start_token + len(chunk.ids) < chunk.document_tokens for chunk in before)
+        assert last.start_token + len(last.ids) == last.document_tokens == length
