@@ -21,7 +21,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from memjax.agents.memagent import MemAgent
+from memjax.agents.registry import DEFAULT
 from memjax.data.haystack import BOOKS
 from memjax.episodes.journal import EpisodeJournal, Journal
 from memjax.episodes.run import run_episode
@@ -93,7 +93,7 @@ async def _drive(text: str, tokenizer: Tokenizer, client: Writer, path: Path) ->
         part = EpisodeJournal(journal, "0", ModelIdentity("script", tokenizer="given"), tokenizer)
         task = Task("1", "What happened?", text)
         greedy = SamplingParams(temperature=0.0, seed=0)
-        await run_episode(MemAgent(), task, client, tokenizer, greedy, journal=part, keep_turns=False)
+        await run_episode(DEFAULT, task, client, tokenizer, greedy, journal=part, keep_turns=False)
 
 
 async def _longest_pause(work: object) -> float:

@@ -17,7 +17,7 @@ from typing import Annotated
 import jax.numpy as jnp
 import typer
 
-from memjax.agents.memagent import MemAgent
+from memjax.agents.registry import DEFAULT
 from memjax.data.tiny import ASSETS, BUDGETS, WINDOW, TinyTasks
 from memjax.episodes.run import run_episode
 from memjax.eval.statistics import wilson
@@ -77,7 +77,7 @@ def measure(model: Path, chunks: int, documents: int, temperature: float, hops: 
 
 async def _read_all(model: Path, tasks: Iterator[Task], temperature: float, seed: int) -> tuple[int, int]:
     async with LocalClient.load(model, max_length=WINDOW, slots=SLOTS, dtype=jnp.float32) as client:
-        agent = MemAgent(**BUDGETS, prompts=ASSETS / "prompts")
+        agent = DEFAULT.model_copy(update={**BUDGETS, "prompts": ASSETS / "prompts"})
         sampling = SamplingParams(temperature=temperature, seed=seed)
 
         async def work() -> list[tuple[Task, Trajectory]]:
