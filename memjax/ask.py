@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from memjax import __version__
 from memjax.agents.registry import DEFAULT, AnyAgent, agent_keys, option_of
 from memjax.ask_display import AskDisplay
 from memjax.config import ConfigError, load_config
-from memjax.data.documents import Document, open_document
+from memjax.data.documents import Document, is_copy, open_document
 from memjax.data.lengths import measure
 from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.episodes.episode import JournalMismatch, Turn
@@ -266,21 +267,31 @@ def _settings(given: Mapping[str, Any], agent: Mapping[str, Any]) -> AskSettings
 
 @contextmanager
 def _spooled(document: Document) -> Iterator[None]:
-    """Copies of what can be read only once go when everything is answered, and stay for a run that breaks off."""
-    copies = [file for file in document.files if file.path.parent == journal_directory()]
-    try:
-        yield
-    except BaseException as error:
-        for copy in copies:
-            error.add_note(f"memjax: {copy.name} is kept as {copy.path}; ask about that file to continue")
-        raise
-    for copy in copies:
-        copy.path.unlink(missing_ok=True)
+    """Copies of what can be read only once go when everything is answered, and stay for a run that breaks off.
+
+    Another process may read the same copy: the last one removes it.
+    """
+    copies = [file for file in document.files if is_copy(file.path, journal_directory())]
+    with ExitStack() as open_copies:
+        held = [(file, open_copies.enter_context(open(file.path, "rb"))) for file in copies]
+        for _, opened in held:
+            fcntl.flock(opened, fcntl.LOCK_SH)
+        try:
+            yield
+        except BaseException as error:
+            for copy in copies:
+                error.add_note(f"memjax: {copy.name} is kept as {copy.path}; ask about that file to continue")
+            raise
+        for copy, opened in held:
+            with suppress(BlockingIOError):
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                copy.path.unlink(missing_ok=True)
 
 
 @contextmanager
 def _kept(path: Path, *, fresh: bool) -> Iterator[Journal]:
-    """An open journal. A run that breaks off says how to continue; one without a single call leaves no file."""
+    """An open journal. A run that breaks off says how to continue; one without a single call leaves no new file."""
+    was_there = path.exists() and path.stat().st_size > 0
     with Journal(path, fresh=fresh) as journal:
         try:
             yield journal
@@ -291,5 +302,5 @@ def _kept(path: Path, *, fresh: bool) -> Iterator[Journal]:
                 error.add_note(f"memjax: what was read is kept in {path}: run the same command to continue")
             raise
         finally:
-            if not journal.has_calls:
+            if not journal.has_calls and not was_there:
                 path.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -41,8 +42,9 @@ def expire(now: float | None = None) -> None:
     """Remove what was not used for `KEPT_DAYS` days."""
     before = (time.time() if now is None else now) - KEPT_DAYS * 86_400
     for path in journal_directory().glob("*"):
-        if path.stat().st_mtime < before:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):  # another process may have removed it
+            if path.stat().st_mtime < before:
+                path.unlink()
 
 
 app = typer.Typer(
@@ -59,7 +61,7 @@ Named = Annotated[list[Path], typer.Argument(metavar="JOURNAL...", help="Journal
 def list_journals() -> None:
     """List the journals, the last used first."""
     table = Table("last used", "journal", "document", "question", "agent", "model", "calls", "status", "kB", box=None)
-    kept = sorted(journal_directory().glob("*"), key=lambda path: -path.stat().st_mtime)
+    kept = sorted((path for path in journal_directory().glob("*") if path.is_file()), key=_age)
     journals = [path for path in kept if path.suffix == ".jsonl"]
     for path in journals:
         stat = path.stat()
@@ -122,6 +124,14 @@ def remove(
     for path in paths:
         path.unlink()
     typer.echo(f"{len(paths)} removed")
+
+
+def _age(path: Path) -> float:
+    """What the last used come first by; a file that another process has just removed comes last."""
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _about(one: RecordedEpisode) -> list[str]:

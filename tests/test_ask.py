@@ -1,5 +1,6 @@
 """`memjax ask` from the command line: answers, refusals, and runs that continue after any interruption."""
 
+import fcntl
 import hashlib
 import io
 import json
@@ -486,3 +487,35 @@ def test_a_run_continues_in_the_dtype_that_it_began_with(document, tmp_path, mon
     assert json.loads(result.stdout)["counters"]["replayed_calls"] == len(calls(kept()[0]))
     other = run("ask", "What?", *options, "--question-tokens", 16, "--dtype", "bfloat16")
     assert "identity.dtype was 'float32', is 'bfloat16'" in other.stderr
+
+
+def test_a_failure_takes_nothing_that_was_there_before(document, tmp_path):
+    mine, turn = tmp_path / "mine.jsonl", '{"type": "demonstration", "episode": "1", "messages": [], "reply": "x"}\n'
+    mine.write_text('{"type": "journal", "version": 1}\n' + turn)
+    with serving(chained) as service:
+        service.status = fails_at(0)
+        assert ask(service, "What?", document, "--journal", mine).exit_code == 1
+        assert turn in mine.read_text()
+        service.status = lambda call: 200
+        ask(service, "What?", document)
+        (journal,) = kept()
+        assert ask(service, "What was asked?", journal).exit_code == 0  # a journal is a text too
+        assert journal.exists()
+        with open(journal, "ab") as file:
+            file.write(b"\xff")
+        assert "is not valid UTF-8" in ask(service, "What was asked?", journal).stderr
+    assert journal.exists()
+
+
+def test_a_copy_of_a_pipe_stays_while_another_process_reads_it(document):
+    with serving(chained) as service:
+        service.status = fails_at(2)
+        ask(service, "What?", "-", stdin=TEXT)
+        (copy,) = [path for path in kept() if path.suffix != ".jsonl"]
+        service.status = lambda call: 200
+        with open(copy, "rb") as other:
+            fcntl.flock(other, fcntl.LOCK_SH)
+            assert ask(service, "What?", "-", stdin=TEXT).exit_code == 0
+            assert copy.exists()
+        assert ask(service, "What?", "-", stdin=TEXT).exit_code == 0
+    assert not copy.exists()

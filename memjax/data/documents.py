@@ -148,9 +148,14 @@ def _open_file(name: str, spool: Path) -> InputFile:
     except PermissionError:
         raise ValueError(f"{shown} cannot be read: its permissions do not allow it") from None
     except ValueError:
-        if path.parent == spool:
+        if path != Path(name):  # a copy that was made just now
             path.unlink()
         raise
+
+
+def is_copy(path: Path, spool: Path) -> bool:
+    """Whether a file is a copy that `open_document` made in `spool`."""
+    return path.parent == spool and re.fullmatch(r"input-[0-9a-f]{16}", path.name) is not None
 
 
 def _copied(source: BinaryIO, spool: Path) -> Path:
@@ -161,7 +166,12 @@ def _copied(source: BinaryIO, spool: Path) -> Path:
         while piece := source.read(PIECE_BYTES):
             digest.update(piece)
             copy.write(piece)
-    return Path(copy.name).rename(spool / f"input-{digest.hexdigest()[:16]}")
+    target = spool / f"input-{digest.hexdigest()[:16]}"
+    if target.exists():  # another process may be reading it
+        Path(copy.name).unlink()
+        target.touch()
+        return target
+    return Path(copy.name).rename(target)
 
 
 def inspected(path: Path, name: str) -> InputFile:

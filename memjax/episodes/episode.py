@@ -328,6 +328,8 @@ class Episode:
 
     def _take_key(self, given: int | str | Key | None) -> Key:
         key = self._here().next() if given is None else given if isinstance(given, tuple) else (given,)
+        if not key:
+            raise ValueError("a key must not be empty")
         if key in self._keys:
             raise ValueError(f"the key {key!r} was used twice in one episode: give every call a key of its own")
         self._keys.add(key)

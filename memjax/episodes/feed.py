@@ -56,7 +56,8 @@ class Feed:
             self._begun.add(id(reader))
             self._pass.join(id(reader))
             return Reading(self._pass, id(reader), on_chunk)
-        self.leave(reader)
+        if is_first:  # its pass is of another kind than the others'
+            self.leave(reader)
         own = _Pass(self._cut(settings), settings, 0, keep=False)
         own.join(id(reader))
         return Reading(own, id(reader), on_chunk)
@@ -165,6 +166,8 @@ class _Cut:
             else:
                 self._cut_up_to(number)
         place = number - self._first
+        if place < 0:
+            raise RuntimeError("a pass was continued after its reader had left it")
         if place >= len(self._held) and self._failure is not None:
             raise self._failure
         return self._held[place] if place < len(self._held) else None

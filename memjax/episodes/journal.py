@@ -70,7 +70,8 @@ class Journal:
         self._file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0)  # noqa: SIM115
         self._lock = threading.Lock()  # of what the syncing thread reads too
         self._syncing = ThreadPoolExecutor(1, "journal-sync")
-        self._synced = time.monotonic()
+        self._sync_is_due = False
+        self._closing = threading.Event()
         self._listeners: list[OnLine] = []
         self._unpublished: list[tuple[int, Line]] = []
         self._lines = self._end = 0
@@ -84,7 +85,7 @@ class Journal:
             refuse_other_files(path)
             if fresh:
                 self._file.truncate(0)
-            self.was_torn = drop_torn_line(path)
+            self.was_torn = _mended(path)
             for number, offset, line in read_lines(path):
                 self._index(line, offset)
                 self._lines = number + 1
@@ -136,9 +137,11 @@ class Journal:
             if self._listeners:
                 self._unpublished.append((self._lines, line))
             self._lines += 1
-        if self._listeners or time.monotonic() - self._synced > _SYNC_SECONDS:
-            self._synced = time.monotonic()
+        if self._listeners:
             self._syncing.submit(self._sync)
+        elif not self._sync_is_due:
+            self._sync_is_due = True
+            self._syncing.submit(self._sync_soon)
 
     def chunk_number(self, pieces: Sequence[bytes]) -> int:
         """The number of the chunk with these tokens in this file, to which it is written where it is new."""
@@ -146,12 +149,13 @@ class Journal:
         lengths = np.array([len(piece) for piece in pieces], np.uint16)
         content = hashlib.sha256(text + lengths.tobytes()).hexdigest()[:24]
         if (number := self._chunks.get(content)) is None:
-            number = len(self._chunks)
+            number = max(self._chunks.values(), default=-1) + 1  # one may have been removed by hand
             self.write({"type": "chunk", "n": number, "hash": content, "text": packed(text), "tokens": packed(lengths)})
         return number
 
     def close(self) -> None:
         """Sync and let go of the file."""
+        self._closing.set()
         self._syncing.submit(self._sync)
         self._syncing.shutdown(wait=True)
         self._file.close()
@@ -170,6 +174,11 @@ class Journal:
             self._begins.setdefault(line["episode"], []).append(line)
         elif line["type"] == "chunk":
             self._chunks[line["hash"]] = line["n"]
+
+    def _sync_soon(self) -> None:
+        self._closing.wait(_SYNC_SECONDS)
+        self._sync_is_due = False  # before the sync: what is written from here on asks for another
+        self._sync()
 
     def _sync(self) -> None:
         with self._lock:
@@ -222,7 +231,8 @@ class EpisodeJournal:
     def digests(self, key: Key, kind: str, prompt: Prompt, sampling: SamplingParams) -> tuple[list[str], str]:
         """The digests under which a call may be known, that of the weights of now first, and the prompt's hash."""
         prompt_hash = self._hash_of_prompt(prompt)
-        drawn = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) if sampling.temperature else ()
+        drawn = [float(sampling.temperature), float(sampling.top_p), sampling.top_k, sampling.seed]
+        drawn = drawn if sampling.temperature else []  # greedy: nothing is drawn
         call = json.dumps([key, kind, sampling.max_tokens, sampling.stop, drawn, prompt_hash])
         return [_digest(call, identity) for identity in self._digests], prompt_hash
 
@@ -266,7 +276,8 @@ class EpisodeJournal:
         reply: Line = {"text": completion.text, "finish": completion.finish_reason}
         reply |= {name: value for name in _COUNTED if (value := getattr(completion, name))}
         if len(completion.token_ids):
-            reply |= {"ids": packed(completion.token_ids), "logprobs": packed(completion.logprobs)}
+            ids, logprobs = np.asarray(completion.token_ids, np.int32), np.asarray(completion.logprobs, np.float32)
+            reply |= {"ids": packed(ids), "logprobs": packed(logprobs)}
         self._write({**line, "reply": {**reply, "seconds": round(completion.seconds, 3)}})
 
     def add_value(self, key: Key, digest: str, name: str, value: Any, *, replayed: bool) -> None:
@@ -295,13 +306,14 @@ class EpisodeJournal:
     def _hash_of_prompt(self, prompt: Prompt) -> str:
         found = hashlib.sha256()
         for message in prompt.messages:
-            found.update(f"\0{message.role}\0".encode())
+            found.update(f"\0{message.role}\0{len(message.content)}".encode())
             for part in message.content:
                 if isinstance(part, str) or self._identity.tokenizer is None:
                     text = part if isinstance(part, str) else self._tokenizer.decode(part)
-                    found.update(b"t" + text.encode("utf-8", "replace"))
+                    kind, data = "t", text.encode("utf-8", "replace")
                 else:
-                    found.update(b"i" + np.asarray(part, np.int32).tobytes())
+                    kind, data = "i", np.asarray(part, np.int32).tobytes()
+                found.update(f"{kind}{len(data)} ".encode() + data)
         return found.hexdigest()[:32]
 
     def _prompt(self, prompt: Prompt) -> list[Line]:
@@ -322,7 +334,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, Line]]:
     with open(path, "rb") as file:
         offset = 0
         for number, data in enumerate(file):
-            if not data.endswith(b"\n"):
+            if not data.endswith(b"\n") and not _is_whole(data):
                 return  # torn, or being written
             try:
                 line = json.loads(data)
@@ -347,6 +359,25 @@ def read_line(path: Path, offset: int) -> Line:
     with open(path, "rb") as file:
         file.seek(offset)
         return json.loads(file.readline())
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether a last line lacks nothing but its end, as in a file that somebody wrote by hand."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _mended(path: Path) -> bool:
+    """End the last line where only that is missing, else drop it; whether it was dropped."""
+    with open(path, "rb+") as file:
+        last = b""
+        for line in file:
+            last = line
+        if last and not last.endswith(b"\n") and _is_whole(last):
+            file.write(b"\n")
+    return drop_torn_line(path)
 
 
 def completion_of(line: Line) -> Completion:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-CHUNK: tuple[str, ...] = ("chunk",)
+CHUNK: tuple[()] = ()
 """The source of ids that are a chunk of a document; any other source is the key of a reply."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
+from memjax import __version__
 from memjax.data.chunks import MIN_CHUNK_TOKENS
 from memjax.data.seeds import derive_seed
 from memjax.episodes.conversations import trajectory_of
@@ -55,7 +56,11 @@ async def run_episode(
     bounds every pass over the document.
     """
     started = time.perf_counter()
-    seed = journal.begin(sampling.seed, _described(agent, task, sampling)) if journal else sampling.seed
+    seed = (
+        journal.begin(sampling.seed, _described(agent, task, sampling, tokenizer, max_chunks))
+        if journal
+        else sampling.seed
+    )
     if seed is None:
         seed = random.getrandbits(31)
     episode = Episode(
@@ -78,7 +83,7 @@ async def run_episode(
         if not isinstance(answer, str):
             raise TypeError(f"the agent returned {type(answer).__name__}, not the answer as a str")
     except Exception as raised:  # the boundary of an episode: its failure is a result and must not end the others
-        answer, failure = "", raised
+        answer, failure = "", _unwrapped(raised)
     finally:
         episode.exit(token)
         episode.leave()
@@ -93,7 +98,7 @@ async def run_episode(
         seconds=seconds,
         failure=failure,
     )
-    if journal and not isinstance(failure, OSError | JournalMismatch):
+    if journal and not isinstance(failure, JournalError | JournalMismatch):
         fields = {name: getattr(trajectory, name) for name in ("answer", "error", "counters")}
         try:
             journal.end({**fields, "seconds": round(seconds, 3)})
@@ -119,26 +124,43 @@ def check_window(
     raise ValueError(f"{listed} = {over + window} tokens, but the window of {model} holds {window}: {advice}")
 
 
-def _described(agent: Agent, task: Task, sampling: SamplingParams) -> dict[str, Any]:
+def _described(
+    agent: Agent, task: Task, sampling: SamplingParams, tokenizer: EpisodeTokenizer, max_chunks: int | None
+) -> dict[str, Any]:
     """What a drive's begin line says of it; a later drive that can use nothing is told which of these differ."""
-    made_by = agent if inspect.isfunction(agent) else type(agent)
+    function = getattr(agent, "__func__", agent)  # of a bound method
+    made_by = function if inspect.isfunction(function) else type(agent)
     config = agent.model_dump(mode="json") if isinstance(agent, BaseModel) else {"name": made_by.__qualname__}
-    code = Path(inspect.getsourcefile(made_by) or "")
+    try:
+        code = hashlib.sha256(Path(inspect.getsourcefile(made_by) or "").read_bytes()).hexdigest()[:16]
+    except (TypeError, OSError):  # written at a prompt
+        code = None
     content = getattr(task.context, "fingerprint", None)
     if isinstance(task.context, str):
         content = hashlib.sha256(task.context.encode("utf-8", "replace")).hexdigest()[:32]
+    drawn = {"temperature": float(sampling.temperature), "top_p": float(sampling.top_p), "top_k": sampling.top_k}
     return {
+        "memjax": __version__,
         "task": task.id,
         "question": task.question,
         "document": {"name": getattr(task.context, "name", None), "content": content},
         "agent": config,
-        "code": hashlib.sha256(code.read_bytes()).hexdigest()[:16] if code.is_file() else None,
+        "code": code,
         "prompts": getattr(agent, "prompt_hash", None),
-        "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k},
+        "sampling": {**drawn, "stop": list(sampling.stop)},
+        "tokens_by": f"{type(tokenizer).__name__} {getattr(tokenizer, 'source', '')}".strip(),
+        "max_chunks": max_chunks,
     }
+
+
+def _unwrapped(failure: Exception) -> Exception:
+    """The only failure of a group of one, as a TaskGroup raises it."""
+    while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
+        failure = failure.exceptions[0]
+    return failure
 
 
 def _told(failure: Exception) -> str:
     """An error in words; one that nobody words for people has its type in front."""
-    expected = isinstance(failure, ValueError | ClientError | OSError)
+    expected = isinstance(failure, ValueError | ClientError | OSError) and str(failure)
     return str(failure) if expected else f"{type(failure).__name__}: {failure}"

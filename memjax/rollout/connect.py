@@ -30,7 +30,8 @@ class LocalModel:
 
         path = locate(self.model)
         weights = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), path / "config.json"])
-        tokenizer = [path] if path.is_file() else sorted([*path.glob("*token*.json"), *path.glob("chat_template*")])
+        named = ("*token*.json", "chat_template*", "vocab.json", "merges.txt", "generation_config.json")
+        tokenizer = [path] if path.is_file() else sorted({file for name in named for file in path.glob(name)})
         return ModelIdentity(
             model=Path(self.model).name,
             weights=hash_of_files(file for file in weights if file.is_file()),

@@ -19,7 +19,7 @@ from memjax.data.tasks import read_tasks
 from memjax.episodes.diagnosis import Diagnosis, counters, evidence_of
 from memjax.episodes.episode import EpisodeTokenizer, JournalMismatch
 from memjax.episodes.feed import Feed
-from memjax.episodes.journal import EpisodeJournal, Journal
+from memjax.episodes.journal import EpisodeJournal, Journal, JournalError
 from memjax.episodes.run import check_window, run_episode
 from memjax.rewards.answers import extract_answer
 from memjax.rewards.pool import Item, RewardPool, Score
@@ -124,7 +124,7 @@ class Sampler:
 
         For `judging` the document is read whole and conversations are not kept. `journals` gives the journal of an
         episode by its name; from `min_reward` on it is marked to be learned from. An episode that failed scores 0, but
-        an OSError or a JournalMismatch is raised.
+        a JournalError or a JournalMismatch is raised.
         """
         name, rollout, validation = task.group or task.id, self.config.rollout, self.config.validation
         sampling = SamplingParams(temperature=rollout.temperature)
@@ -149,7 +149,7 @@ class Sampler:
                 on_turn=diagnosis.add,
                 keep_turns=not judging,
             )
-            if isinstance(trajectory.failure, OSError | JournalMismatch):
+            if isinstance(trajectory.failure, JournalError | JournalMismatch):
                 raise trajectory.failure
             # The reward is the metric of the evaluation, on the answer that it would extract.
             reads_reply, failed = task.metric == "memagent_reward", trajectory.error is not None

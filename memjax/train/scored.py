@@ -32,9 +32,9 @@ class ScoredTrajectory:
 
     def score(self, min_reward: float) -> dict[str, Any]:
         """The fields of its score line in a journal, which says to keep it from `min_reward` on."""
-        error = self.trajectory.error or self.reward_error
+        error = self.reward_error if self.trajectory.error is None else self.trajectory.error
         kept = error is None and self.reward >= min_reward
-        return {"reward": self.reward, "kept": kept, **({"error": error} if error else {})}
+        return {"reward": self.reward, "kept": kept, **({} if error is None else {"error": error})}
 
 
 def of_all_processes(own: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:

@@ -319,3 +319,19 @@ async def test_journals_hold_reply_ids_and_log_probabilities_exactly(tmp_path):
     assert np.array_equal(turn.reply.completion.token_ids, completion.token_ids)
     with Journal(tmp_path / "j") as journal:
         assert EpisodeJournal(journal, "0", MODEL, TOKENIZER).find(turn.digest).text == completion.text
+
+
+async def test_a_failure_without_words_has_its_name_and_one_in_a_group_is_itself():
+    async def slow(given, episode):
+        async with asyncio.timeout(0.001):
+            await asyncio.sleep(60)
+
+    async def grouped(given, episode):
+        async def fails():
+            raise ClientError("down")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fails())
+
+    assert (await drive(slow, task(), scripted())).error == "TimeoutError: "
+    assert (await drive(grouped, task(), scripted())).error == "down"

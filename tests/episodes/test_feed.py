@@ -208,3 +208,18 @@ async def test_a_capped_document_loses_its_middle_and_says_how_much():
     capped = await drive(agent, task(TEXT), scripted(), max_chunks=4)
     assert (capped.answer, capped.counters["truncated_tokens"]) == ("[0, 1, 2, 3]", 1600)
     assert (await drive(agent, task(TEXT), scripted())).counters["truncated_tokens"] == 1400
+
+
+async def test_a_pass_inside_a_pass_leaves_the_outer_one_alone():
+    feed, readers = Feed(Counted(), TOKENIZER, 2), [object(), object()]
+
+    async def nested(reader):
+        outer, inner = [], []
+        async for chunk in feed.read(reader, 100, (), None):
+            outer.append(chunk)
+            if chunk.index == 2:
+                inner = [one async for one in feed.read(reader, 100, (), None)]
+        return texts(outer), texts(inner)
+
+    (outer, inner), other = await asyncio.gather(nested(readers[0]), take(feed, readers[1]))
+    assert outer == inner == texts(other) == TEXT

@@ -1,5 +1,7 @@
 """The journal: whole after a kill, refused when it is another's, and told in a sentence whatever is wrong with it."""
 
+import asyncio
+import dataclasses
 import errno
 import json
 import os
@@ -341,3 +343,69 @@ async def test_a_full_disk_at_the_last_line_is_the_error_of_the_trajectory(tmp_p
     whole, _ = await read(tmp_path / "j")
     assert (whole.answer, whole.error) == ("", "the disk is full")
     assert isinstance(whole.failure, JournalError)
+
+
+async def test_a_line_removed_by_hand_leaves_the_numbers_of_chunks_alone(tmp_path):
+    path = tmp_path / "j"
+    await read(path)
+    whole = path.read_bytes().splitlines(keepends=True)
+    second = next(i for i, line in enumerate(whole) if line.startswith(b'{"type": "chunk", "n": 1,'))
+    path.write_bytes(b"".join(whole[:second] + whole[second + 1 :]))
+    await read(path, TEXT + "x" * 250)
+    numbers = [line["n"] for line in lines(path, "chunk")]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_a_last_line_without_its_end_counts_where_it_is_whole(tmp_path):
+    path = tmp_path / "j"
+    turn = '{"type": "demonstration", "episode": "1", "messages": [], "reply": "x"}'
+    path.write_text('{"type": "journal", "version": 1}\n' + turn + "\n" + turn)
+    assert len(lines(path, "demonstration")) == 2
+    with Journal(path) as journal:
+        assert not journal.was_torn
+    assert len(lines(path, "demonstration")) == 2
+
+
+async def test_what_is_written_is_synced_within_a_second_and_before_the_end(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+
+    def fsync(number):
+        real(number)
+        synced.append(os.fstat(number).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr("memjax.episodes.journal._SYNC_SECONDS", 0.05)
+    with Journal(tmp_path / "j") as journal:
+        for number in range(3):  # a chunk and its call, and then nothing for a long time
+            journal.chunk_number([b"%d" % number])
+            journal.write({"type": "value", "episode": "0", "key": [number], "digest": f"{number}"})
+            written = (tmp_path / "j").stat().st_size
+            await asyncio.sleep(0.3)
+            assert synced[-1] == written
+
+
+async def test_numbers_that_are_equal_draw_the_same(tmp_path):
+    await read(tmp_path / "j", sampling=SamplingParams(temperature=1, seed=1))
+    assert (await read(tmp_path / "j", sampling=SamplingParams(temperature=1.0, seed=1)))[1] == 0
+    stopped, asked = await read(tmp_path / "j", sampling=SamplingParams(temperature=1.0, seed=1, stop=("z",)))
+    assert ("sampling.stop was" in stopped.error, asked) == (True, 0)
+
+
+async def test_a_method_is_an_agent_and_arrays_of_other_types_come_back_as_they_were(tmp_path):
+    class Own:
+        async def work(self, given, episode):
+            return (await episode.chat("x", max_tokens=9, key="chunk")).text
+
+    client = scripted()
+    complete = client.complete
+
+    async def wide(prompt, params):
+        (completion,) = await complete(prompt, params)
+        ids, logprobs = completion.token_ids.astype(np.int64), completion.logprobs.astype(np.float64)
+        return [dataclasses.replace(completion, token_ids=ids, logprobs=logprobs)]
+
+    client.complete = wide
+    first, _ = await read(tmp_path / "j", agent=Own().work, client=client)
+    again, asked = await read(tmp_path / "j", agent=Own().work)
+    assert (first.error, again.error, asked) == (None, None, 0)
+    assert np.array_equal(first.conversations[0].token_ids, again.conversations[0].token_ids)
