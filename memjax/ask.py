@@ -199,11 +199,18 @@ async def _read(session: Session, asked: list[Asked], journals: Mapping[Path, Jo
     feed = Feed(session.document, session.tokenizer, len(asked))
 
     async def read(number: int, one: Asked) -> None:
+        file, is_first = journals[one.journal], True
+        had_calls = file.was_called(one.question)
+
         def on_turn(turn: Turn) -> None:
+            nonlocal is_first
+            if is_first and had_calls and not turn.replayed:
+                display.note(f"{file.path}: none of its calls is among those of this run, so all is read again")
+            is_first = False
             one.add(turn)
             display.turn(number, turn, one.memory)
 
-        journal = EpisodeJournal(journals[one.journal], one.question, session.identity, session.tokenizer)
+        journal = EpisodeJournal(file, one.question, session.identity, session.tokenizer)
         task = Task(id="ask", question=one.question, context=session.document)
         one.trajectory = await run_episode(
             settings.agent,

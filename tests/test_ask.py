@@ -519,3 +519,15 @@ def test_a_copy_of_a_pipe_stays_while_another_process_reads_it(document):
             assert copy.exists()
         assert ask(service, "What?", "-", stdin=TEXT).exit_code == 0
     assert not copy.exists()
+
+
+def test_what_cannot_be_replayed_for_no_known_reason_is_not_read_again_in_silence(document):
+    with serving(chained) as service:
+        straight = ask(service, "What?", document)
+        (journal,) = kept()
+        lines = journal.read_text().splitlines(keepends=True)
+        journal.write_text("".join(line.replace('"digest": "', '"digest": "x') for line in lines))
+        again = ask(service, "What?", document)
+    assert again.stdout == straight.stdout
+    assert "none of its calls is among those of this run, so all is read again" in again.stderr
+    assert "read again" not in straight.stderr
