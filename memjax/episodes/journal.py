@@ -80,6 +80,7 @@ class Journal:
         self._begins: dict[str, list[Line]] = {}
         self._called: set[str] = set()  # episodes that have a call
         self._failure: str | None = None
+        self._is_told = False  # of the failure, to whoever writes
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             refuse_other_files(path)
@@ -124,6 +125,7 @@ class Journal:
     def write(self, line: Line) -> None:
         """Add a line; JournalError where the disk does not take it."""
         if self._failure:
+            self._is_told = True
             raise JournalError(self._failure)
         data = memoryview(json.dumps(line, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n")
         self._index(line, self._end)
@@ -132,6 +134,7 @@ class Journal:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
+            self._is_told = True
             raise self._failed(error) from None
         with self._lock:
             if self._listeners:
@@ -154,17 +157,23 @@ class Journal:
         return number
 
     def close(self) -> None:
-        """Sync and let go of the file."""
+        """Sync and let go of the file; JournalError where the disk did not take the last lines."""
         self._closing.set()
         self._syncing.submit(self._sync)
         self._syncing.shutdown(wait=True)
         self._file.close()
+        if self._failure and not self._is_told:
+            raise JournalError(self._failure)
 
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, raised: object, *_: object) -> None:
+        try:
+            self.close()
+        except JournalError:
+            if raised is None:  # else what was raised is the reason
+                raise
 
     def _index(self, line: Line, offset: int) -> None:
         if line["type"] == "call" or "value" in line:

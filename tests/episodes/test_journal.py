@@ -409,3 +409,13 @@ async def test_a_method_is_an_agent_and_arrays_of_other_types_come_back_as_they_
     again, asked = await read(tmp_path / "j", agent=Own().work)
     assert (first.error, again.error, asked) == (None, None, 0)
     assert np.array_equal(first.conversations[0].token_ids, again.conversations[0].token_ids)
+
+
+def test_a_disk_that_does_not_take_the_last_line_is_told_at_the_end(tmp_path, monkeypatch):
+    def full(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    journal = Journal(tmp_path / "j")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(JournalError, match="cannot be written"):
+        journal.close()

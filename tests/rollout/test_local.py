@@ -95,7 +95,7 @@ async def test_a_cancelled_call_frees_its_slots(client):
         asyncio.create_task(client.complete(ask("x"), SamplingParams(max_tokens=40, n=4, temperature=1.0, seed=i)))
         for i in range(3)
     ]
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.002)  # long enough to begin, too short to end
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)

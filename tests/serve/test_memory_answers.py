@@ -358,8 +358,8 @@ def test_events_that_a_kill_kept_from_a_follower_are_told_after_the_restart(engi
 
 
 def test_text_appended_while_a_document_is_read_is_read_after_it_and_no_call_is_made_twice(server):
-    more = "The keeper left in the spring. " * 4
-    with httpx.stream("POST", f"{server.url}/v1/memory/answers", json=ASK | {"stream": True}, timeout=60) as response:
+    more, long = "The keeper left in the spring. " * 4, ASK | {"text": TEXT * 10}  # long enough to be still read
+    with httpx.stream("POST", f"{server.url}/v1/memory/answers", json=long | {"stream": True}, timeout=60) as response:
         run_id = response.headers["x-memjax-run"]
         lines = response.iter_lines()
         next(line for line in lines if '"index": 1' in line)
@@ -370,7 +370,7 @@ def test_text_appended_while_a_document_is_read_is_read_after_it_and_no_call_is_
     run = wait_done(server, run_id)
     made = [(tuple(line["key"]), line["kind"]) for line in calls(server, run_id)]
     assert len(set(made)) == len(made) == run["counters"]["model_calls"]
-    straight = ask(server)
+    straight = ask(server, text=long["text"])
     assert run["chunks_read"] > straight["chunks_read"]
     assert drawn(server, run_id)[: len(drawn(server, straight["id"]))] == drawn(server, straight["id"])
     assert run["documents"] == ["text", "text"]
