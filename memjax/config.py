@@ -144,3 +144,11 @@ def _unknown_key(key: str, known: Sequence[str], path: Path | None) -> str:
     else:
         advice = f"did you mean {nearest[0]}?" if nearest else f"the keys are {', '.join(known)}"
     return f"unknown config key {key}{f' (in {path} or an override)' if path else ''}: {advice}"
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from memjax import __version__
+from memjax.config import flattened
 from memjax.episodes.episode import EpisodeTokenizer, Key, Turn
 from memjax.episodes.quotes import CHUNK, Quote, QuotedText
 from memjax.rollout.client import Part, Prompt
@@ -445,17 +446,10 @@ def _identity_of(line: Line) -> ModelIdentity:
 
 
 def _differences(before: Line, now: Line) -> str:
-    was, is_ = _flat(before), _flat(now)
+    was, is_ = flattened(before), flattened(now)
     names = [name for name in was | is_ if was.get(name) != is_.get(name) and name != "time"]
     told = [f"{name} was {_short(was.get(name))}, is {_short(is_.get(name))}" for name in names]
     return "; ".join(told)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
 
 
 def _short(value: Any) -> str:

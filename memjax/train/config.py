@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from memjax.agents.registry import DEFAULT, AnyAgent
-from memjax.config import load_config
+from memjax.config import flattened, load_config
 from memjax.data.tiny import POLICIES, TinyTasks
 from memjax.train.optimizer import OptimizerConfig
 from memjax.train.packing import PackingConfig
@@ -263,7 +263,7 @@ def refuse_other_run(before: Mapping[str, Any], now: TrainConfig) -> None:
     """ValueError where a run started with the config `before`, as JSON, cannot go on with `now`."""
     try:
         # Keys that did not exist when the run was started have their defaults.
-        old, new = _flat(as_json(TrainConfig.model_validate(before))), _flat(as_json(now))
+        old, new = flattened(as_json(TrainConfig.model_validate(before))), flattened(as_json(now))
     except ValidationError:
         raise ValueError(
             f"{now.out} holds a run of another version of memjax: choose another directory with out=DIR"
@@ -279,10 +279,3 @@ def refuse_other_run(before: Mapping[str, Any], now: TrainConfig) -> None:
 def as_json(config: TrainConfig) -> dict[str, Any]:
     """The config as JSON holds it, with every default written out."""
     return config.model_dump(mode="json")
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
