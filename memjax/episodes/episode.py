@@ -50,6 +50,10 @@ class EpisodeTokenizer(ChunkTokenizer, Protocol):
         """The bytes of each id."""
         ...
 
+    def ids_of(self, pieces: Sequence[bytes]) -> Sequence[int]:
+        """The ids with these bytes; ValueError for bytes that are no token of plain text."""
+        ...
+
     def count(self, text: str) -> int:
         """How many tokens the text takes."""
         ...
