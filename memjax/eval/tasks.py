@@ -24,7 +24,8 @@ from memjax.data.tasks import read_tasks
 from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.eval.config import EvalConfig
 from memjax.eval.results import digest
-from memjax.rewards.pool import check_metric
+from memjax.rewards import check_metric
+from memjax.rewards.pool import RewardPool
 from memjax.trajectory import Task
 
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.IGNORECASE)
@@ -87,6 +88,18 @@ def cells_of(config: EvalConfig) -> list[Cell]:
         return [Cell(task, "", None) for task in tasks]
     lengths = [(label.lower(), tokens_of(label, suite.kilo)) for label in config.lengths or suite.lengths]
     return [Cell(task, label, tokens) for label, tokens in lengths for task in tasks]
+
+
+def check_metrics(config: EvalConfig) -> None:
+    """ValueError for a metric named in a task file that cannot score a made-up answer to the first task of its own."""
+    if config.suite != "file":
+        return  # every other suite has metrics of ours
+    found = dict[str, Task]()
+    for task in islice(read_tasks(config.data["tasks"]), config.samples):
+        found.setdefault(task.metric, task)
+    with RewardPool(workers=1, timeout=config.reward_seconds) as pool:
+        for name, task in found.items():
+            pool.check(name, task)
 
 
 def tokens_of(label: str, kilo: int) -> int:

@@ -33,6 +33,7 @@ from memjax.train.learner import (
 from memjax.train.rollouts import RolloutBatch, Sampler, TaskSource, batch_metrics
 from memjax.train.run import Position, Run, Stopped, config_of
 from memjax.train.scored import from_bytes, to_bytes
+from memjax.train.scoring import check_rewards
 from memjax.train.sft import stage_examples, supervised_batch
 from memjax.train.step import TrainState, abstract_state, init_state, place, restarted
 from memjax.train.team import by_the_first
@@ -40,6 +41,7 @@ from memjax.train.team import by_the_first
 
 def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.Event | None = None) -> Path | None:
     """Run a config from wherever its directory stands; the exported model, or None if `stop` was set on the way."""
+    check_rewards(config)
     with Run(config, watcher or Silent(), stop or threading.Event()) as run:
         model, params = open_model(config)
         reference = frozen_copy(model, params) if config.objective.needs_reference else None
@@ -123,7 +125,11 @@ def reinforce(run: Run, model: Model, state: TrainState, position: Position, ref
     weights = weights_of(state.params)
     client = make_client(config, model, weights, turn)
     judging = config.validation
-    with closing(client.scheduler), RewardPool() as pool, ThreadPoolExecutor(1, "rollout") as beside:
+    with (
+        closing(client.scheduler),
+        RewardPool(timeout=config.reward_seconds) as pool,
+        ThreadPoolExecutor(1, "rollout") as beside,
+    ):
         source = TaskSource(config.data, config.seed)
         judged_by = TaskSource(judging.data, config.seed).first(judging.tasks) if judging.data else []
         sampler = Sampler(config, client, model.tokenizer, pool, source)

@@ -21,13 +21,13 @@ from memjax.episodes.episode import EpisodeTokenizer, JournalMismatch
 from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, Journal, JournalError
 from memjax.episodes.run import check_window, run_episode
-from memjax.rewards.answers import extract_answer
-from memjax.rewards.pool import Item, RewardPool, Score
+from memjax.rewards.pool import RewardPool
 from memjax.rollout.client import Client, ClientError
 from memjax.rollout.identity import ModelIdentity
 from memjax.train.advantages import informative
 from memjax.train.config import TaskConfig, TrainConfig
 from memjax.train.scored import ScoredTrajectory, of_all_processes
+from memjax.train.scoring import Scorer, Watched
 from memjax.train.team import share_of
 from memjax.trajectory import SamplingParams, Task, Trajectory
 
@@ -135,7 +135,7 @@ class Sampler:
 
         async def one(number: int) -> ScoredTrajectory:
             journal = journals(f"{name}/{number}") if journals else None
-            diagnosis = Diagnosis(evidence, self.tokenizer)
+            watched = Watched(Diagnosis(evidence, self.tokenizer))
             seed = derive_seed(self.config.seed, "validation" if judging else "sample", name, number)
             trajectory = await run_episode(
                 self.config.agent,
@@ -146,18 +146,12 @@ class Sampler:
                 journal=journal,
                 feed=feed,
                 max_chunks=None if judging else rollout.max_chunks,
-                on_turn=diagnosis.add,
+                on_turn=watched.add,
                 keep_turns=not judging,
             )
             if isinstance(trajectory.failure, JournalError | JournalMismatch):
                 raise trajectory.failure
-            # The reward is the metric of the evaluation, on the answer that it would extract.
-            reads_reply, failed = task.metric == "memagent_reward", trajectory.error is not None
-            prediction = trajectory.answer if reads_reply else extract_answer(trajectory.answer)
-            item = Item(task.metric, prediction, task.answers)
-            score = Score(0.0) if failed else await self.pool.score_async(item)
-            fates = () if failed else diagnosis.fates(correct=score.value >= 1)
-            scored = ScoredTrajectory(replace(trajectory, reward=score.value, failure=None), fates, score.error)
+            scored = await Scorer(self.config.rewards, self.pool).score(task, trajectory, watched)
             if journal:
                 journal.score(scored.score(min_reward))
             return scored

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from train_samples import trajectories, trajectory
@@ -7,6 +8,7 @@ from train_samples import trajectories, trajectory
 from memjax.train.batches import importance_weights, make_batches, sum_by_trajectory, token_weights
 from memjax.train.packing import PackedStep, PackingConfig, pack
 from memjax.train.presets import ObjectiveConfig
+from memjax.trajectory import Span, Trajectory
 
 ONE_STEP = PackingConfig(16, 64)
 
@@ -53,6 +55,37 @@ def test_groups_are_compared_whole_when_split_over_steps():
     steps = pack(made, PackingConfig(8, 8, optimizer_steps=4))
     batches = make_batches(steps, made, ObjectiveConfig())
     assert [batch.advantages.sum() for batch in batches] == [0.75, -0.25, -0.25, -0.25]
+
+
+def with_step_rewards() -> list[Trajectory]:
+    """Two samples of one task: at step 1 they have 1 and 0, at step 2 only the first has a reward."""
+    made = [trajectory(1.0, "a", [(3, 4)], 0), trajectory(0.0, "a", [(2, 1), (2, 2)], 1)]
+    one, two = made[0].conversations[0], made[1].conversations[0]
+    one = replace(one, spans=(Span(3, 5, "1", 1.0), Span(6, 7, "2", 5.0)))
+    two = replace(two, spans=(Span(2, 3, "1", 0.0),))
+    return [
+        replace(made[0], conversations=(one,)),
+        replace(made[1], conversations=(two, made[1].conversations[1])),
+    ]
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_step_credit_is_that_worked_by_hand(updates):
+    made = with_step_rewards()
+    steps = pack(made, PackingConfig(16, 16, optimizer_steps=updates))
+    batches = make_batches(steps, made, ObjectiveConfig(step_credit=0.2))
+    found = [row for step, batch in zip(steps, batches, strict=True) for row in by_conversation(step, batch.advantages)]
+    # 0.8 x (r - 0.5), and in the spans of step 1 0.2 x (r - 0.5) besides; step 2 has nothing to be compared with
+    assert found == [[0.5, 0.5, 0.4, 0.4], [-0.5], [-0.4, -0.4]]
+
+
+def test_without_step_credit_step_rewards_change_no_bit():
+    made = with_step_rewards()
+    plain = [replace(t, conversations=tuple(replace(c, spans=()) for c in t.conversations)) for t in made]
+    for objective in (ObjectiveConfig(), ObjectiveConfig(advantage="mean_std", aggregation="conversation")):
+        rows = [make_batches(pack(given, ONE_STEP), given, objective)[0] for given in (made, plain)]
+        for ours, theirs in zip(*map(jax.tree.leaves, rows), strict=True):
+            assert ours.tobytes() == theirs.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["mean", "mean_std", "leave_one_out"])
