@@ -27,7 +27,7 @@ from memjax.rollout.identity import ModelIdentity
 from memjax.train.advantages import informative
 from memjax.train.config import TaskConfig, TrainConfig
 from memjax.train.scored import ScoredTrajectory, of_all_processes
-from memjax.train.scoring import Scorer, Watched
+from memjax.train.scoring import Scorer, Watched, reward_means
 from memjax.train.team import share_of
 from memjax.trajectory import SamplingParams, Task, Trajectory
 
@@ -208,7 +208,7 @@ class Sampler:
         self, sampled: Sequence[ScoredTrajectory], metrics: Mapping[str, float] = MappingProxyType({})
     ) -> RolloutBatch:
         """What there is to learn from these groups."""
-        rewards_N, groups = np.array([one.reward for one in sampled]), [one.trajectory.group_id for one in sampled]
+        rewards_N, groups = np.array([one.outcome for one in sampled]), [one.trajectory.group_id for one in sampled]
         is_dynamic = self.config.objective.dynamic_sampling
         keep_N = informative(rewards_N, groups) if is_dynamic else [True] * len(sampled)
         kept = [one for one, keep in zip(sampled, keep_N, strict=True) if keep]
@@ -221,7 +221,7 @@ class Sampler:
         started, config = time.perf_counter(), self.config.validation
         # Tasks stand in the order of the processes that answered them, which no mean looks at.
         scored = of_all_processes(self.groups(share_of(tasks), config.samples, judging=True))
-        rewards = np.array([one.reward for one in scored]).reshape(-1, config.samples)
+        rewards = np.array([one.outcome for one in scored]).reshape(-1, config.samples)
         return {
             f"val/reward/mean@{config.samples}": float(rewards.mean()),
             f"val/reward/best@{config.samples}": float(rewards.max(axis=1).mean()),
@@ -258,5 +258,6 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         "memory/truncated": counted["truncated_memories"],
         "memory/empty": counted["empty_updates"],
         **counters(fate for one in batch.sampled for fate in one.fates),
+        **reward_means(batch.sampled),
         "timing_s/gen": seconds,
     }
