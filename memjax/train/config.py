@@ -72,8 +72,8 @@ class RewardConfig(_Part):
 
     @property
     def name(self) -> str:
-        """What logs call it."""
-        return self.metric or "task"
+        """What logs call it: of a function, its own name."""
+        return (self.metric or "task").rpartition(":")[2]
 
 
 class RolloutConfig(_Part):
@@ -267,7 +267,7 @@ class TrainConfig(_Part):
             )
         names = [reward.name for reward in self.rewards]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"rewards has {twice} twice: give it one weight")
+            raise ValueError(f"two of rewards are called {twice}: give it once, or give the functions other names")
         if self.rewards and (outcomes := sum(reward.outcome for reward in self.rewards)) != 1:
             raise ValueError(f"exactly one of rewards must have outcome: true, got {outcomes} of {len(names)}")
         if (best := self.checkpoint.best) is not None and best not in (known := self.validation.metrics()):

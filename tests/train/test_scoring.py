@@ -47,7 +47,7 @@ def test_the_weighted_sum_is_maximised_and_the_outcome_judges(pool: RewardPool) 
         RewardConfig(metric=f"{OWN}:by_length", weight=-2.0),
     ]
     right, wrong = (scored(pool, rewards, f"\\boxed{{{said}}}") for said in ("Paris", "Rome"))
-    assert right.rewards == {"task": 1.0, f"{OWN}:is_boxed": 1.0, f"{OWN}:by_length": 0.05}
+    assert right.rewards == {"task": 1.0, "is_boxed": 1.0, "by_length": 0.05}
     assert (right.reward, right.outcome) == (pytest.approx(1.4), 1.0)
     assert (wrong.reward, wrong.outcome) == (pytest.approx(0.42), 0.0)
     assert right.score(1.0) == {"reward": 1.0, "kept": True, "rewards": right.rewards}
@@ -69,7 +69,7 @@ def test_one_that_cannot_be_scored_says_why_and_is_told_from_a_zero(pool: Reward
     assert (zero.outcome, zero.reward_error) == (0.0, None)
     assert (unscored.reward, unscored.outcome) == (0.0, 0.0)
     assert "raised ConnectionError: the judge is away" in str(unscored.reward_error)
-    assert reward_means([zero, unscored])[f"reward/{OWN}:raises_on_idea/mean"] == 1.0, "of what was scored"
+    assert reward_means([zero, unscored])["reward/raises_on_idea/mean"] == 1.0, "of what was scored"
     again = from_bytes(to_bytes([unscored]))[0][0]
     assert again.reward_error == unscored.reward_error
 
@@ -144,10 +144,10 @@ def test_rewards_that_work_pass_and_are_tried_on_the_tasks_they_will_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def fine(prediction, answers):\n    return len(answers)\n")
+    (tmp_path / "mine.py").write_text("def fine(prediction, answers):\n    return len(answers)\n\n\nalso_fine = fine\n")
     easy = {"level": "easy"}
     tasks = [Task("a", "?", "", ("b",), extra=easy), Task("b", "?", "", ("b",), f"{OWN}:nothing", extra=easy)]
-    own = [{"metric": "mine:fine", "outcome": True}, {"metric": "mine.py:fine"}, {"metric": f"{OWN}:needs_level"}]
+    own = [{"metric": "mine:fine", "outcome": True}, {"metric": "mine.py:also_fine"}, {"metric": f"{OWN}:needs_level"}]
     check_rewards(config(tmp_path, tasks, rewards=own))
     with pytest.raises(ValueError, match="gave None"):
         check_rewards(config(tmp_path, tasks))
@@ -158,7 +158,7 @@ def test_rewards_that_work_pass_and_are_tried_on_the_tasks_they_will_see(
     [
         ([{"metric": "em"}], "exactly one of rewards must have outcome: true, got 0 of 1"),
         ([{"outcome": True}, {"metric": "f1", "outcome": True}], "got 2 of 2"),
-        ([{"metric": "em", "outcome": True}, {"metric": "em"}], "rewards has em twice"),
+        ([{"metric": "em", "outcome": True}, {"metric": "em"}], "two of rewards are called em"),
         ([{"metric": "emm", "outcome": True}], "there is no metric 'emm'; did you mean 'em'"),
     ],
 )
@@ -190,5 +190,9 @@ def test_a_group_has_variance_by_its_outcome_and_not_by_the_sum(tmp_path: Path, 
     assert {one.outcome for one in batch.sampled} == {0.0}
     assert batch.kept == []
     metrics = batch_metrics(batch, 1.0)
-    assert metrics[f"reward/{OWN}:by_length/mean"] == metrics["critic/rewards/mean"] > 0
+    assert (
+        metrics["reward/by_length/mean"]
+        == pytest.approx(metrics["critic/rewards/mean"])
+        == pytest.approx(0.085, abs=0.05)
+    )
     assert sampler.validate([sampler.source.training(0)])[f"val/reward/mean@{SAMPLES}"] == 0
