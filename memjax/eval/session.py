@@ -38,7 +38,8 @@ async def evaluate(config: EvalConfig, watcher: TerminalProgress) -> dict[str, A
         kind, there = ("directory", path.is_dir()) if name == "longbench" else ("file", path.is_file())
         if not there:
             raise ValueError(f"there is no {kind} {path}, which --data {name}=PATH names")
-    check_metrics(config)
+    for doubt in check_metrics(config):
+        watcher.say(doubt)
     choice = choose_model(config.model, config.url, os.environ)
     if isinstance(choice, Service) and config.window:
         choice = replace(choice, window=config.window)

@@ -90,16 +90,18 @@ def cells_of(config: EvalConfig) -> list[Cell]:
     return [Cell(task, label, tokens) for label, tokens in lengths for task in tasks]
 
 
-def check_metrics(config: EvalConfig) -> None:
-    """ValueError for a metric named in a task file that cannot score a made-up answer to the first task of its own."""
+def check_metrics(config: EvalConfig) -> list[str]:
+    """Try each metric that a task file names on a made-up answer to its first task; what is to be told.
+
+    ValueError, in a sentence, for one that can score no answer.
+    """
     if config.suite != "file":
-        return  # every other suite has metrics of ours
+        return []  # every other suite has metrics of ours
     found = dict[str, Task]()
     for task in islice(read_tasks(config.data["tasks"]), config.samples):
         found.setdefault(task.metric, task)
     with RewardPool(workers=1, timeout=config.reward_seconds) as pool:
-        for name, task in found.items():
-            pool.check(name, task)
+        return [doubt for name, task in found.items() if (doubt := pool.check(name, task))]
 
 
 def tokens_of(label: str, kilo: int) -> int:

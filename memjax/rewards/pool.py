@@ -13,7 +13,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any, Self
 
@@ -55,6 +55,7 @@ class Score:
 
     value: float
     error: str | None = None
+    raised: bool = field(default=False, repr=False)  # the metric raised or died, which it may not do on another answer
 
 
 class ScoringPool(ABC):
@@ -88,11 +89,18 @@ class ScoringPool(ABC):
         """Score all items without blocking the event loop; results in the order of the items."""
         return await asyncio.gather(*[self.score_async(item) for item in items])
 
-    def check(self, metric: str, task: Task | None = None) -> None:
-        """ValueError, in a sentence, for a metric that cannot score a made-up answer to `task`, or to a made-up one."""
+    def check(self, metric: str, task: Task | None = None) -> str | None:
+        """Try a metric on a made-up answer to `task`, or to a made-up one; what is to be told if it raised or died.
+
+        ValueError, in a sentence, where it can score no answer: it is missing or slow, or gives no number.
+        """
         check_metric(metric)
-        if is_own(metric) and (error := self.score(Item.of(metric, _made_up(task))).error):
-            raise ValueError(f"{error} (it was tried on a made-up answer, before anything else)")
+        if not is_own(metric):
+            return None
+        score = self.score(Item.of(metric, _made_up(task)))
+        if score.error is not None and not score.raised:
+            raise ValueError(f"{score.error} (it was tried on a made-up answer, before anything was loaded)")
+        return score.error and f"{score.error}, on a made-up answer; if it does so on real ones, they count for nothing"
 
     def __enter__(self) -> Self:
         return self
@@ -184,16 +192,16 @@ def _imported(name: str) -> Metric | str:
         return str(error) if isinstance(error, ValueError) else f"metric {name!r}: {type(error).__name__}: {error}"
 
 
-def _score_here(metric: Metric, item: Item) -> tuple[float, str | None]:
+def _score_here(metric: Metric, item: Item) -> tuple[float, str | None, bool]:
     name = metric.name
     try:
         value = _called(metric, item)
         number = float("nan" if value is None or isinstance(value, str | bytes) else value)
     except Exception as error:  # the boundary around metrics: whatever they raise is recorded with the item
-        return 0.0, f"metric {name!r} raised {type(error).__name__}: {error}"
+        return 0.0, f"metric {name!r} raised {type(error).__name__}: {error}", True
     if not math.isfinite(number):
-        return 0.0, f"metric {name!r} gave {value!r}, which is not a finite number"
-    return number, None
+        return 0.0, f"metric {name!r} gave {value!r}, which is not a finite number", False
+    return number, None, False
 
 
 def _called(metric: Metric, item: Item) -> Any:
@@ -227,7 +235,7 @@ class _Worker:
                 answer = pipe.recv()
             return Score(*answer)
         except (EOFError, OSError):
-            return Score(0.0, f"metric {item.metric!r} ended its process ({self.stop()})")
+            return Score(0.0, f"metric {item.metric!r} ended its process ({self.stop()})", raised=True)
         except (TypeError, AttributeError, pickle.PicklingError) as error:  # in a note, or in the task's extra
             return Score(0.0, f"metric {item.metric!r} cannot be given what the episode holds: {error}")
 

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -45,7 +47,9 @@ def run(
     config: Annotated[Path, typer.Option(help="YAML file of the run.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Go over the file.")] = None,
 ) -> None:
-    """Train as the config says. Started again, a run that stopped goes on; SIGTERM stops it with its state kept.
+    """Train as the config says. Started again, a run that stopped continues.
+
+    Ctrl-C or SIGTERM stops it after the step under way, with its state kept; the second one stops it at once.
 
     Examples:
 
@@ -61,17 +65,16 @@ def run(
     from memjax.rollout.client import ClientError
     from memjax.train.display import TerminalWatcher
     from memjax.train.loop import train
+    from memjax.train.rollouts import StepError
 
     console = Console()
     try:
-        stop = threading.Event()
         start_distributed()
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
-        with TerminalWatcher(console) as watcher:
+        with _stop_on_signals(console) as stop, TerminalWatcher(console) as watcher:
             exported = train(settings, watcher, stop)
     except ValueError as error:
         _stop(str(error), USAGE)
-    except (OSError, ClientError) as error:
+    except (OSError, ClientError, StepError) as error:
         _stop(str(error), FAILURE)
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
@@ -161,7 +164,8 @@ def demonstrations(
     console = Console()
     try:
         source = settings.data if tasks is None else TaskConfig(path=tasks, metric=settings.data.metric)
-        check_rewards(settings, [source])
+        for doubt in check_rewards(settings, [source]):
+            console.print(doubt, soft_wrap=True, markup=False)
         choice = choose_model(model if model or url else settings.model, url, os.environ)
         plan = Plan(source, choice.identity(), limit, samples, min_reward, fresh)
         student = student_tokenizer(settings)
@@ -214,6 +218,27 @@ def _settings(config: Path, overrides: list[str] | None) -> TrainConfig:
         return read_config(config, overrides or ())
     except ValueError as error:
         _stop(str(error), USAGE)
+
+
+@contextmanager
+def _stop_on_signals(console: Console) -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C or SIGTERM sets; the second one ends the process at once."""
+    stop = threading.Event()
+
+    def handle(number: int, _: object) -> None:
+        if stop.is_set():
+            console.show_cursor()
+            os._exit(128 + number)
+        stop.set()
+        # Not printed: a handler may run in the middle of a print.
+        os.write(2, b"\nstopping after this step; once more stops at once, without it\n")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stop(message: str, code: int) -> NoReturn:

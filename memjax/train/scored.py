@@ -20,14 +20,21 @@ from memjax.trajectory import Conversation, Span, Trajectory
 class ScoredTrajectory:
     """A trajectory with its reward, and what became of the facts that its task needs.
 
-    With several rewards, `trajectory.reward` is their weighted sum and `rewards` has each by name, the outcome first.
-    One that was not scored has reward 0, and `reward_error` says why.
+    One with a `breakdown`, of the engine, a service or an environment, or with a `reward_error` says nothing of the
+    model: its reward of 0 is no measurement, and nobody learns from it. With several rewards, `trajectory.reward` is
+    their weighted sum and `rewards` has each by name, the outcome first.
     """
 
     trajectory: Trajectory
     fates: tuple[Fate, ...] = ()
     reward_error: str | None = None
+    breakdown: str | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def lost(self) -> str | None:
+        """Why it counts for nothing in its group; None if it counts."""
+        return self.breakdown or self.reward_error
 
     @property
     def reward(self) -> float:
@@ -89,7 +96,7 @@ def from_bytes(data: bytes) -> tuple[list[ScoredTrajectory], dict[str, float]]:
         conversations = tuple(conversation(*c) for c in row["conversations"])
         trajectory = Trajectory(**{**row["trajectory"], "conversations": conversations})
         fates = tuple(map(Fate.from_json, row["fates"]))
-        return ScoredTrajectory(trajectory, fates, row["reward_error"], row["rewards"])
+        return ScoredTrajectory(trajectory, fates, row["reward_error"], row["breakdown"], row["rewards"])
 
     return [*map(scored, rows)], metrics
 
@@ -101,4 +108,5 @@ def _about(one: ScoredTrajectory) -> dict[str, Any]:
         "fates": [fate.to_json() for fate in one.fates],
         "reward_error": one.reward_error,
         "rewards": {**one.rewards},
+        "breakdown": one.breakdown,
     }

@@ -10,6 +10,7 @@ from itertools import islice
 from memjax.data.tasks import read_tasks
 from memjax.episodes.diagnosis import Diagnosis
 from memjax.episodes.episode import Turn
+from memjax.episodes.run import is_own_fault
 from memjax.episodes.transcript import transcript_of, transcript_turn
 from memjax.rewards import METRICS
 from memjax.rewards.answers import extract_answer
@@ -50,28 +51,32 @@ class Scorer:
         A metric that gives no number is tried twice, by another worker if there is one.
         """
         rewards = sorted(self.rewards or _THE_TASKS, key=lambda reward: not reward.outcome)
-        failed, errors, values = trajectory.error is not None, list[str](), [0.0] * len(rewards)
-        if not failed:
+        failure, errors, values = trajectory.failure, list[str](), [0.0] * len(rewards)
+        if failure is None:
             seen = transcript_of(task, trajectory, extract_answer(trajectory.answer), watched.turns)
             items = [Item.of(reward.metric or task.metric, seen) for reward in rewards]
             scores = await asyncio.gather(*(self.pool.score_async(item, _TRIES) for item in items))
             errors = [score.error for score in scores if score.error is not None]
             values = [0.0 if errors else score.value for score in scores]
         total = sum(reward.weight * value for reward, value in zip(rewards, values, strict=True))
-        fates = () if failed or errors else watched.diagnosis.fates(correct=values[0] >= 1)
+        fates = () if failure or errors else watched.diagnosis.fates(correct=values[0] >= 1)
         by_name = dict(zip([reward.name for reward in rewards], values, strict=True)) if self.rewards else {}
+        broken = trajectory.error if failure and not is_own_fault(failure) else None
         finished = replace(trajectory, reward=total, failure=None)
-        return ScoredTrajectory(finished, fates, errors[0] if errors else None, by_name)
+        return ScoredTrajectory(finished, fates, errors[0] if errors else None, broken, by_name)
 
 
 def reward_means(scored: Sequence[ScoredTrajectory]) -> dict[str, float]:
     """`reward/NAME/mean` of each of several rewards, over the trajectories that were scored."""
-    rows = [one.rewards for one in scored if one.reward_error is None and one.rewards]
+    rows = [one.rewards for one in scored if one.lost is None and one.rewards]
     return {f"reward/{name}/mean": sum(row[name] for row in rows) / len(rows) for name in (rows[0] if rows else ())}
 
 
-def check_rewards(config: TrainConfig, sources: Sequence[TaskConfig | None] | None = None) -> None:
-    """ValueError, in a sentence, for a reward that cannot score a made-up answer to the first task it would see."""
+def check_rewards(config: TrainConfig, sources: Sequence[TaskConfig | None] | None = None) -> list[str]:
+    """Try each reward on a made-up answer to the first task that it would see, and return what is to be told.
+
+    ValueError, in a sentence, for one that can score no answer.
+    """
     rewards, found = config.rewards or _THE_TASKS, dict[str, Task | None]()
     for source in (config.data, config.validation.data) if sources is None else sources:
         if source and source.path:
@@ -80,7 +85,7 @@ def check_rewards(config: TrainConfig, sources: Sequence[TaskConfig | None] | No
                     found.setdefault(reward.metric or task.metric, task)
     for reward in config.rewards:
         found.setdefault(reward.metric or "em", None)
-    if any(name not in METRICS for name in found):
-        with RewardPool(workers=1, timeout=config.reward_seconds) as pool:
-            for name, first in found.items():
-                pool.check(name, first)
+    if METRICS.keys() >= found.keys():
+        return []
+    with RewardPool(workers=1, timeout=config.reward_seconds) as pool:
+        return [doubt for name, first in found.items() if (doubt := pool.check(name, first))]

@@ -50,16 +50,16 @@ def test_every_token_of_every_conversation_has_its_trajectory_s_advantage():
     assert by_conversation(steps[0], batch.advantages) == [[0.5] * 2, [0.5], [-0.5] * 2]
 
 
-def test_groups_are_compared_whole_when_split_over_steps():
-    made = [trajectory(float(i == 0), "a", [(2, 1)], i) for i in range(4)]
-    steps = pack(made, PackingConfig(8, 8, optimizer_steps=4))
+def test_groups_are_compared_with_themselves_whichever_step_they_are_in():
+    made = [trajectory(float(i == 0), "ab"[i // 4], [(2, 1)], i) for i in range(8)]
+    steps = pack(made, PackingConfig(8, 8, optimizer_steps=2))
     batches = make_batches(steps, made, ObjectiveConfig())
-    assert [batch.advantages.sum() for batch in batches] == [0.75, -0.25, -0.25, -0.25]
+    assert [sorted(batch.advantages[batch.rows.loss_mask]) for batch in batches] == [[-0.25] * 3 + [0.75], [0.0] * 4]
 
 
-def with_step_rewards() -> list[Trajectory]:
+def with_step_rewards(group: str = "a") -> list[Trajectory]:
     """Two samples of one task: at step 1 they have 1 and 0, at step 2 only the first has a reward."""
-    made = [trajectory(1.0, "a", [(3, 4)], 0), trajectory(0.0, "a", [(2, 1), (2, 2)], 1)]
+    made = [trajectory(1.0, group, [(3, 4)], 0), trajectory(0.0, group, [(2, 1), (2, 2)], 1)]
     one, two = made[0].conversations[0], made[1].conversations[0]
     one = replace(one, spans=(Span(3, 5, "1", 1.0), Span(6, 7, "2", 5.0)))
     two = replace(two, spans=(Span(2, 3, "1", 0.0),))
@@ -71,12 +71,12 @@ def with_step_rewards() -> list[Trajectory]:
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_step_credit_is_that_worked_by_hand(updates):
-    made = with_step_rewards()
-    steps = pack(made, PackingConfig(16, 16, optimizer_steps=updates))
+    made = with_step_rewards("a") + with_step_rewards("b")
+    steps = pack(made, PackingConfig(16, 32, optimizer_steps=updates))
     batches = make_batches(steps, made, ObjectiveConfig(step_credit=0.2))
     found = [row for step, batch in zip(steps, batches, strict=True) for row in by_conversation(step, batch.advantages)]
     # 0.8 x (r - 0.5), and in the spans of step 1 0.2 x (r - 0.5) besides; step 2 has nothing to be compared with
-    assert found == [[0.5, 0.5, 0.4, 0.4], [-0.5], [-0.4, -0.4]]
+    assert found == 2 * [[0.5, 0.5, 0.4, 0.4], [-0.5], [-0.4, -0.4]]
 
 
 def test_without_step_credit_step_rewards_change_no_bit():

@@ -126,7 +126,6 @@ REFUSED = {
     f"{OWN}:not_a_number": "gave nan, which is not a finite number",
     f"{OWN}:a_text": "gave '0.5', which is not a finite number",
     f"{OWN}:slow": "took longer than 0.5 s to score",
-    f"{OWN}:needs_level": "raised KeyError: 'level'",
 }
 
 
@@ -148,7 +147,9 @@ def test_rewards_that_work_pass_and_are_tried_on_the_tasks_they_will_see(
     easy = {"level": "easy"}
     tasks = [Task("a", "?", "", ("b",), extra=easy), Task("b", "?", "", ("b",), f"{OWN}:nothing", extra=easy)]
     own = [{"metric": "mine:fine", "outcome": True}, {"metric": "mine.py:also_fine"}, {"metric": f"{OWN}:needs_level"}]
-    check_rewards(config(tmp_path, tasks, rewards=own))
+    assert check_rewards(config(tmp_path, tasks, rewards=own)) == []
+    (doubt,) = check_rewards(config(tmp_path, [replace(tasks[0], extra={})], rewards=own))
+    assert "raised KeyError: 'level', on a made-up answer" in doubt
     with pytest.raises(ValueError, match="gave None"):
         check_rewards(config(tmp_path, tasks))
 
