@@ -18,6 +18,7 @@ from memjax.rewards.pool import RewardPool
 from memjax.rewards.transcript import Transcript, TranscriptTurn
 from memjax.rollout.fake import ByteTokenizer, ScriptedClient
 from memjax.train.config import RewardConfig, TrainConfig
+from memjax.train.loop import train
 from memjax.train.rollouts import Sampler, TaskSource, batch_metrics
 from memjax.train.scored import ScoredTrajectory, from_bytes, to_bytes
 from memjax.train.scoring import Scorer, Watched, check_rewards, reward_means
@@ -197,3 +198,10 @@ def test_a_group_has_variance_by_its_outcome_and_not_by_the_sum(tmp_path: Path, 
         == pytest.approx(0.085, abs=0.05)
     )
     assert sampler.validate([sampler.source.training(0)])[f"val/reward/mean@{SAMPLES}"] == 0
+
+
+def test_a_run_with_such_a_reward_is_refused_before_it_has_a_directory(tmp_path: Path) -> None:
+    settings = config(tmp_path, [Task("a", "?", "", ("b",), f"{OWN}:one_argument")])
+    with pytest.raises(ValueError, match="but it reads the answer"):
+        train(settings)
+    assert not settings.out.exists()
