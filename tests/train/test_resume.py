@@ -112,9 +112,9 @@ def test_ctrl_c_and_sigterm_ask_for_a_stop(number: signal.Signals) -> None:
 
 def test_a_directory_has_one_run_at_a_time(runs: Path) -> None:
     config = tiny_run(runs / "taken")
-    with Run(config, Silent(), threading.Event()):
-        with pytest.raises(ValueError, match=rf"taken is in use by process {os.getpid()} on .*out=DIR"):
-            train(config)
+    refused = pytest.raises(ValueError, match=rf"taken is in use by process {os.getpid()} on .*out=DIR")
+    with Run(config, Silent(), threading.Event()), refused:
+        train(config)
     Run(config, Silent(), threading.Event()).close()
 
 
