@@ -74,13 +74,13 @@ def group_advantages(
 
 
 def step_baselines(trajectories: Sequence[Trajectory]) -> dict[tuple[str, str], float]:
-    """The mean reward of each (group, step) that two or more spans have; a lone one cannot be compared."""
+    """The mean reward of the spans of each (group, step)."""
     found: dict[tuple[str, str], list[float]] = {}
     for trajectory in trajectories:
         for conversation in trajectory.conversations:
             for span in conversation.spans:
                 found.setdefault((trajectory.group_id, span.step), []).append(span.reward)
-    return {place: sum(rewards) / len(rewards) for place, rewards in found.items() if len(rewards) > 1}
+    return {place: sum(rewards) / len(rewards) for place, rewards in found.items()}
 
 
 def overlong_penalty(trajectories: Sequence[Trajectory], objective: ObjectiveConfig) -> Float[np.ndarray, " N"]:

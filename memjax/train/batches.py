@@ -64,16 +64,15 @@ def make_batches(
 
 
 def step_advantages(steps: Sequence[PackedStep], trajectories: Sequence[Trajectory]) -> list[Float[Any, "M B T"]]:
-    """The reward of each token's span minus the mean of its group at the same step; 0 where there is none."""
+    """The reward of each token's span minus the mean of its group at the same step; 0 outside of spans."""
     baselines = step_baselines(trajectories)
     found = []
     for step in steps:
         part = np.zeros(step.trajectory.size, np.float32)
         for index, conversation, first in step.places:
             for span in conversation.spans:
-                place = trajectories[index].group_id, span.step
-                if place in baselines:
-                    part[first + span.start : first + span.end] = span.reward - baselines[place]
+                baseline = baselines[trajectories[index].group_id, span.step]
+                part[first + span.start : first + span.end] = span.reward - baseline
         found.append(part.reshape(step.trajectory.shape))
     return found
 

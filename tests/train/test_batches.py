@@ -58,14 +58,13 @@ def test_groups_are_compared_with_themselves_whichever_step_they_are_in():
 
 
 def with_step_rewards(group: str = "a") -> list[Trajectory]:
-    """Two samples of one task: at step 1 they have 1 and 0, at step 2 only the first has a reward."""
+    """Two samples of one task: at step 1 they have 1 and 0, at step 2 5 and 3, and at step 3 only the first has some."""
     made = [trajectory(1.0, group, [(3, 4)], 0), trajectory(0.0, group, [(2, 1), (2, 2)], 1)]
-    one, two = made[0].conversations[0], made[1].conversations[0]
-    one = replace(one, spans=(Span(3, 5, "1", 1.0), Span(6, 7, "2", 5.0)))
-    two = replace(two, spans=(Span(2, 3, "1", 0.0),))
+    spans = [[(Span(3, 4, "1", 1.0), Span(5, 6, "3", 9.0), Span(6, 7, "2", 5.0))]]
+    spans += [[(Span(2, 3, "1", 0.0),), (Span(3, 4, "2", 3.0),)]]
     return [
-        replace(made[0], conversations=(one,)),
-        replace(made[1], conversations=(two, made[1].conversations[1])),
+        replace(t, conversations=tuple(replace(c, spans=s) for c, s in zip(t.conversations, of, strict=True)))
+        for t, of in zip(made, spans, strict=True)
     ]
 
 
@@ -75,8 +74,8 @@ def test_step_credit_is_that_worked_by_hand(updates):
     steps = pack(made, PackingConfig(16, 32, optimizer_steps=updates))
     batches = make_batches(steps, made, ObjectiveConfig(step_credit=0.2))
     found = [row for step, batch in zip(steps, batches, strict=True) for row in by_conversation(step, batch.advantages)]
-    # 0.8 x (r - 0.5), and in the spans of step 1 0.2 x (r - 0.5) besides; step 2 has nothing to be compared with
-    assert found == 2 * [[0.5, 0.5, 0.4, 0.4], [-0.5], [-0.4, -0.4]]
+    # 0.8 x (r - 0.5), and 0.2 x (r - 0.5) at step 1, 0.2 x (r - 4) at step 2; step 3 has nothing to be compared with
+    assert found == 2 * [[0.5, 0.4, 0.4, 0.6], [-0.5], [-0.4, -0.6]]
 
 
 def test_without_step_credit_step_rewards_change_no_bit():
