@@ -58,7 +58,7 @@ def test_groups_are_compared_with_themselves_whichever_step_they_are_in():
 
 
 def with_step_rewards(group: str = "a") -> list[Trajectory]:
-    """Two samples of one task: at step 1 they have 1 and 0, at step 2 5 and 3, and at step 3 only the first has some."""
+    """Two samples of one task: at step 1 they have 1 and 0, at step 2 5 and 3; step 3 only the first has."""
     made = [trajectory(1.0, group, [(3, 4)], 0), trajectory(0.0, group, [(2, 1), (2, 2)], 1)]
     spans = [[(Span(3, 4, "1", 1.0), Span(5, 6, "3", 9.0), Span(6, 7, "2", 5.0))]]
     spans += [[(Span(2, 3, "1", 0.0),), (Span(3, 4, "2", 3.0),)]]
