@@ -7,11 +7,13 @@ works in all of them. Every call has a key that does not depend on the order in 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -143,6 +145,7 @@ class Episode:
         self.task, self.tokenizer, self.window = task, tokenizer, client.window
         self.counters: Counter[str] = Counter(document_tokens=0, truncated_tokens=0)
         self.turns: list[Turn] = []
+        self.rewards: dict[Key, float] = {}  # of single turns
         self.model = client.model
         self._client, self._sampling, self._seed = client, sampling, seed
         self._recorder, self._on_turn, self._keep_turns = recorder, on_turn, keep_turns
@@ -260,6 +263,15 @@ class Episode:
     def count(self, name: str, n: int = 1) -> None:
         """Add to a counter of the trajectory."""
         self.counters[name] += n
+
+    def reward(self, reply: Reply, value: float) -> None:
+        """Give the turn of a reply a reward of its own; several add up.
+
+        Training compares it with what the other samples of the task got at the same place (`objective.step_credit`).
+        """
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise ValueError(f"a reward must be a finite number, got {value!r}")
+        self.rewards[reply.key] = self.rewards.get(reply.key, 0.0) + float(value)
 
     def leave(self) -> None:
         """Wait for nobody, and let nobody wait for this episode."""

@@ -95,13 +95,15 @@ async def run_episode(
         answer=answer,
         error=None if failure is None else _told(failure),
         counters=dict(episode.counters),
+        rewards=episode.rewards,
         seconds=seconds,
         failure=failure,
     )
     if journal and not isinstance(failure, JournalError | JournalMismatch):
         fields = {name: getattr(trajectory, name) for name in ("answer", "error", "counters")}
         try:
-            journal.end({**fields, "seconds": round(seconds, 3)})
+            given = {"step_rewards": [*episode.rewards.items()]} if episode.rewards else {}
+            journal.end({**fields, **given, "seconds": round(seconds, 3)})
         except JournalError as full:
             return replace(trajectory, answer="", error=str(full), failure=full)
     return trajectory

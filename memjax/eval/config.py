@@ -43,7 +43,7 @@ def load_config(path: Path | None, given: Mapping[str, Any]) -> EvalConfig:
 class EvalConfig(BaseModel):
     """One evaluation: a suite, a model, an agent. None means what the suite says."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     suite: str
     """Name in memjax.eval.suites."""
@@ -73,6 +73,8 @@ class EvalConfig(BaseModel):
     """Of the tasks that are drawn and of the sampling."""
     concurrency: int = Field(8, ge=1)
     """Samples at a time, per replica with `ray`."""
+    reward_seconds: float = Field(30.0, gt=0)
+    """Seconds that a metric may take for one answer."""
     ray: bool = False
     """Spread the samples over one engine replica per node of a Ray cluster."""
 
@@ -117,7 +119,9 @@ class EvalConfig(BaseModel):
         Left out are where a service runs, how many samples are read at a time and on which machines, and the places of
         files: model and prompts are known by their hashes, and every task by its own.
         """
-        fields = self.model_dump(mode="json", exclude={"out", "url", "concurrency", "ray", "model", "agent"})
+        fields = self.model_dump(
+            mode="json", exclude={"out", "url", "concurrency", "reward_seconds", "ray", "model", "agent"}
+        )
         suite = self.chosen
         fields["tasks"] = list(self.tasks or suite.tasks)
         fields["lengths"] = list(self.lengths or suite.lengths)

@@ -19,7 +19,7 @@ from memjax.eval.config import EvalConfig
 from memjax.eval.results import ResultsDirectory, commit, digest
 from memjax.eval.run import Evaluate, Evaluator, run_jobs
 from memjax.eval.scoring import PRESETS
-from memjax.eval.tasks import TaskMaker, cells_of
+from memjax.eval.tasks import TaskMaker, cells_of, check_metrics
 from memjax.rewards.pool import RewardPool
 from memjax.rollout.connect import ModelChoice, Service, choose_model, load_tokenizer, open_client
 from memjax.tokenizer import Tokenizer
@@ -38,6 +38,8 @@ async def evaluate(config: EvalConfig, watcher: TerminalProgress) -> dict[str, A
         kind, there = ("directory", path.is_dir()) if name == "longbench" else ("file", path.is_file())
         if not there:
             raise ValueError(f"there is no {kind} {path}, which --data {name}=PATH names")
+    for doubt in check_metrics(config):
+        watcher.say(doubt)
     choice = choose_model(config.model, config.url, os.environ)
     if isinstance(choice, Service) and config.window:
         choice = replace(choice, window=config.window)
@@ -91,7 +93,8 @@ def open_evaluator(
     tokenizer = tokenizer or load_tokenizer(choice, config.tokenizer)
     client = open_client(choice, tokenizer, length=length, slots=config.concurrency, dtype=None)
     agent, preset, identity = config.suited_agent, PRESETS[config.preset], choice.identity()
-    return Evaluator(client, identity, agent, tokenizer, preset, config.seed, RewardPool(), made_by, journals, say)
+    pool = RewardPool(timeout=config.reward_seconds)
+    return Evaluator(client, identity, agent, tokenizer, preset, config.seed, pool, made_by, journals, say)
 
 
 def conversation_tokens(config: EvalConfig, tokenizer: EpisodeTokenizer) -> int:
