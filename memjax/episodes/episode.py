@@ -54,8 +54,8 @@ class EpisodeTokenizer(ChunkTokenizer, Protocol):
         """How many tokens the text takes."""
         ...
 
-    def render(self, messages: Sequence[Message]) -> Sequence[int]:
-        """The ids of the messages in the model's chat template."""
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> Sequence[int]:
+        """The ids of the messages, and of the tools, in the model's chat template."""
         ...
 
 
@@ -271,7 +271,7 @@ class Episode:
         for digest in digests:
             if (completion := self._recorder.find(digest)) is not None:
                 if self._keep_turns and len(completion.token_ids):
-                    ids = np.asarray(self.tokenizer.render(prompt.messages), np.int32)
+                    ids = np.asarray(self.tokenizer.render(prompt.messages, tools=prompt.tools), np.int32)
                     completion = replace(completion, prompt_ids=ids)
                 return digest, prompt_hash, completion
         return digests[0], prompt_hash, None

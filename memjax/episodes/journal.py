@@ -26,7 +26,7 @@ from memjax import __version__
 from memjax.config import flattened
 from memjax.episodes.episode import EpisodeTokenizer, Key, Turn
 from memjax.episodes.quotes import CHUNK, Quote, QuotedText
-from memjax.rollout.client import Part, Prompt
+from memjax.rollout.client import Message, Part, Prompt
 from memjax.rollout.identity import ModelIdentity
 from memjax.trajectory import Completion, SamplingParams
 from memjax.whole_file import drop_torn_line
@@ -281,6 +281,7 @@ class EpisodeJournal:
             number = self._journal.chunk_number(self._tokenizer.pieces_of(chunk.ids))
             shown = {"start": chunk.start_token, "tokens": len(chunk.ids), "document": chunk.document_tokens}
             line["chunk"] = {"n": number, "index": chunk.index, **shown}
+        line |= {"tools": list(turn.prompt.tools)} if turn.prompt.tools else {}
         line |= {} if turn.trained else {"trained": False}
         line |= {"notes": turn.notes} if turn.notes else {}
         reply: Line = {"text": completion.text, "finish": completion.finish_reason}
@@ -324,10 +325,17 @@ class EpisodeJournal:
                 else:
                     kind, data = "i", np.asarray(part, np.int32).tobytes()
                 found.update(f"{kind}{len(data)} ".encode() + data)
+            if extra := _beyond_content(message):
+                found.update(json.dumps(extra).encode())
+        if prompt.tools:
+            found.update(f"\0tools\0{json.dumps(prompt.tools)}".encode())
         return found.hexdigest()[:32]
 
     def _prompt(self, prompt: Prompt) -> list[Line]:
-        return [{"role": message.role, "content": [*map(self._part, message.content)]} for message in prompt.messages]
+        return [
+            {"role": message.role, "content": [*map(self._part, message.content)], **_beyond_content(message)}
+            for message in prompt.messages
+        ]
 
     def _part(self, part: Part) -> str | Line:
         if isinstance(part, Quote | QuotedText) and part.source != CHUNK:
@@ -469,6 +477,12 @@ def refuse_if_in_use(path: Path) -> None:
 def _in_use(path: Path) -> str:
     writers = [line["pid"] for _, _, line in read_lines(path) if "pid" in line]
     return f"{path} is in use by process {writers[-1] if writers else '?'}: wait until it is done, or stop it"
+
+
+def _beyond_content(message: Message) -> Line:
+    calls = [{"id": call.id, "name": call.name, "arguments": call.json} for call in message.tool_calls]
+    fields = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _digest(call: str, identity: str) -> str:
