@@ -1,9 +1,11 @@
-"""Files that are whole whatever happens, written at once or line by line."""
+"""Files that are whole whatever happens, written at once or line by line, and directories with one writer."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -42,3 +44,21 @@ def drop_torn_line(file: Path) -> bool:
         if keep < end:
             lines.truncate(keep)
     return keep < end
+
+
+def lock_directory(path: Path, advice: str) -> IO[str]:
+    """The open lock file of a directory, which holds it until it is closed or this process ends.
+
+    ValueError, which names the process that holds it and ends with `advice`, where one does.
+    """
+    lock = (path / ".lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with lock:
+            lock.seek(0)
+            raise ValueError(f"{path} is in use by {lock.read() or 'another process'}: {advice}") from None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+    lock.flush()
+    return lock

@@ -153,6 +153,11 @@ def _described(
     }
 
 
+def is_own_fault(failure: Exception) -> bool:
+    """Whether an episode failed by what its agent did, not by the machinery around it."""
+    return not isinstance(failure, ClientError | JournalError | JournalMismatch | OSError)
+
+
 def _unwrapped(failure: Exception) -> Exception:
     """The only failure of a group of one, as a TaskGroup raises it."""
     while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:

@@ -9,7 +9,6 @@ results.json           the scores; holds nothing that differs between two runs w
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ from typing import IO, Any
 from memjax.episodes.diagnosis import Fate, counters
 from memjax.eval.statistics import interval, standard_error
 from memjax.eval.verdicts import Verdict, judge_of, judged, read_verdicts
-from memjax.whole_file import append_line, drop_torn_line, write_whole
+from memjax.whole_file import append_line, drop_torn_line, lock_directory, write_whole
 
 Key = tuple[str, int]
 """Cell and number of a sample in it."""
@@ -138,14 +137,7 @@ class ResultsDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file, and results are a directory; give another --out")
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise ValueError(
-                f"{self.path} is in use by another evaluation; wait for it or give another --out"
-            ) from None
+        self._lock = lock_directory(self.path, "wait for it or give another --out")
         try:
             self._claim()
             for file in sorted(self.path.glob("samples_*.jsonl")):

@@ -41,7 +41,9 @@ def run(
     config: Annotated[Path, typer.Option(help="YAML file of the run.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Go over the file.")] = None,
 ) -> None:
-    """Train as the config says. Started again, a run that stopped goes on; SIGTERM stops it with its state kept.
+    """Train as the config says. Started again, a run that stopped continues.
+
+    Ctrl-C or SIGTERM stops it after the step under way, with its state kept; the second one stops it at once.
 
     Examples:
 
@@ -56,18 +58,19 @@ def run(
     from memjax.train.config import read_config
     from memjax.train.display import TerminalWatcher
     from memjax.train.loop import train
+    from memjax.train.rollouts import StepError
 
     console = Console()
     try:
         stop = threading.Event()
         settings = read_config(config, overrides or ())
         start_distributed()
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        _stop_on_signals(stop, console)
         with TerminalWatcher(console) as watcher:
             exported = train(settings, watcher, stop)
     except ValueError as error:
         _stop(str(error), USAGE)
-    except (OSError, ClientError) as error:
+    except (OSError, ClientError, StepError) as error:
         _stop(str(error), FAILURE)
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
@@ -169,6 +172,21 @@ def demonstrations(
     except (OSError, ClientError) as error:
         _stop(str(error), FAILURE)
     console.print(f"{out} holds {kept} episodes to learn from; {failed} failed", soft_wrap=True)
+
+
+def _stop_on_signals(stop: threading.Event, console: Console) -> None:
+    """The first Ctrl-C or SIGTERM sets `stop`; the second one ends the process, without its state."""
+
+    def handle(number: int, _: object) -> None:
+        if stop.is_set():
+            console.show_cursor()
+            os._exit(128 + number)
+        stop.set()
+        # Not by print: a handler may run inside one.
+        os.write(2, b"\nstopping after the step under way; once more stops at once and loses that step\n")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
 
 
 def _stop(message: str, code: int) -> NoReturn:

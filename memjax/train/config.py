@@ -79,7 +79,7 @@ class BatchConfig(_Part):
     micro_batch_tokens: int = Field(default=16_384, ge=2)
     """Tokens of one forward and backward pass on all devices together."""
     optimizer_steps: int = Field(default=16, ge=1)
-    """Updates that one rollout batch gives."""
+    """Updates that a full rollout batch gives, each from whole groups; a batch with fewer groups gives fewer."""
 
 
 class ComputeConfig(_Part):
@@ -225,10 +225,10 @@ class TrainConfig(_Part):
                 f"batch.row_tokens ({self.batch.row_tokens}) must hold the longest conversation, "
                 f"rollout.max_length ({self.rollout.max_length})"
             )
-        if self.batch.optimizer_steps > self.rollout.groups * self.rollout.samples:
+        if self.batch.optimizer_steps > self.rollout.groups:
             raise ValueError(
-                f"batch.optimizer_steps ({self.batch.optimizer_steps}) must not exceed the trajectories of a step "
-                f"({self.rollout.groups} groups x {self.rollout.samples} samples)"
+                f"batch.optimizer_steps ({self.batch.optimizer_steps}) must not exceed rollout.groups "
+                f"({self.rollout.groups}): an update learns from whole groups"
             )
         if self.objective.needs_reference and self.supervised:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -181,6 +182,7 @@ class Learner:
 
     objective: ObjectiveConfig
     packing: PackingConfig
+    groups: int  # of a full batch, which gives `packing.optimizer_steps` updates
     layout: Layout
     limits: MismatchLimits
     update: Update
@@ -188,7 +190,11 @@ class Learner:
     reference: Params | None
 
     def learn(self, state: TrainState, trajectories: Sequence[Trajectory]) -> tuple[TrainState, dict[str, float]]:
-        """The state after the updates of a rollout batch, and their metrics. `state` is taken over."""
+        """The state after the updates of a rollout batch, and their metrics. `state` is taken over.
+
+        Nothing changes where there is nothing to learn: no trajectory, or no advantage and no other term.
+        """
+        started = time.perf_counter()
         steps = self._pack(trajectories)
         batches = make_batches(
             steps,
@@ -199,9 +205,10 @@ class Learner:
         )
         found = []
         for batch in batches:
-            state, metrics = self.update(state, place(batch, self.layout))
-            found.append(jax.device_get(metrics))
-        return state, _of_all(found)
+            if batch.advantages.any() or self.objective.kl_coef or self.objective.entropy_coef:
+                state, metrics = self.update(state, place(batch, self.layout))
+                found.append(jax.device_get(metrics))
+        return state, {**_of_all(found), "timing_s/update_actor": time.perf_counter() - started}
 
     def compare(self, weights: Params, trajectories: Sequence[Trajectory]) -> tuple[dict[str, float], str | None]:
         """How far sampler and learner are apart with the very weights that sampled, and the alarm if it is too far.
@@ -214,8 +221,12 @@ class Learner:
         return mismatch.metrics(), mismatch_alarm(mismatch, self.limits)
 
     def _pack(self, trajectories: Sequence[Trajectory]) -> list[PackedStep]:
-        # A batch that dynamic sampling could not fill may have fewer trajectories than updates.
-        packing = replace(self.packing, optimizer_steps=min(self.packing.optimizer_steps, len(trajectories)))
+        groups = len({trajectory.group_id for trajectory in trajectories})
+        if not groups:
+            return []
+        # In proportion: an update of a batch that could not be filled weighs as much as one of a full batch.
+        updates = max(1, round(groups * self.packing.optimizer_steps / self.groups))
+        packing = replace(self.packing, optimizer_steps=updates)
         return pack(trajectories, packing, mask_truncated=self.objective.mask_truncated)
 
     def _score_all(self, params: Params, steps: Sequence[PackedStep]) -> list[np.ndarray]:
@@ -225,7 +236,7 @@ class Learner:
 def _of_all(updates: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
     """The metrics of several updates as one: means, but the largest maximum and the last count."""
     joined = {}
-    for name in updates[0]:
+    for name in updates[0] if updates else ():
         values = [float(metrics[name]) for metrics in updates]
         is_count = name == "training/skipped_steps"
         joined[name] = values[-1] if is_count else max(values) if name.endswith("_max") else float(np.mean(values))
@@ -242,6 +253,7 @@ def make_learner(config: TrainConfig, model: Model, reference: Params | None, tu
     return Learner(
         objective=config.objective,
         packing=config.packing(model.row_multiple),
+        groups=config.rollout.groups,
         layout=model.layout,
         limits=FLOAT32_LIMITS if config.compute.dtype == "float32" else BFLOAT16_LIMITS,
         update=in_turn(make_update(model.config, model.options, logprobs, config.optimizer, token_loss), turn),

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from memjax.checkpoint import hf
 from memjax.checkpoint.store import TrainStore
 from memjax.models.qwen2 import Params
-from memjax.rewards.pool import RewardPool
 from memjax.train.config import SupervisedStage, TrainConfig
 from memjax.train.demonstrations import read_demonstrations
 from memjax.train.display import Silent, Watcher
-from memjax.train.learner import (
-    Learner,
-    Model,
-    frozen_copy,
-    make_client,
-    make_learner,
-    make_supervised_update,
-    on_host,
-    on_own_part,
-    open_model,
-    rollout_weights,
-)
-from memjax.train.rollouts import RolloutBatch, Sampler, TaskSource, batch_metrics
+from memjax.train.learner import Model, frozen_copy, make_learner, make_supervised_update, on_host, open_model
+from memjax.train.pipeline import Rollouts
 from memjax.train.run import Position, Run, Stopped, config_of
-from memjax.train.scored import from_bytes, to_bytes
 from memjax.train.sft import stage_examples, supervised_batch
 from memjax.train.step import TrainState, abstract_state, init_state, place, restarted
 from memjax.train.team import by_the_first
@@ -110,70 +93,17 @@ def _has_learned(stage: SupervisedStage, updates: int, loss: float) -> bool:
 
 
 def reinforce(run: Run, model: Model, state: TrainState, position: Position, reference: Params | None) -> TrainState:
-    """The rest of the reinforcement learning.
-
-    Every batch is sampled with the weights that it updates or, with `rollout_ahead`, while the batch before it updates
-    them; its log-probabilities are those of the weights that sampled it either way.
-    """
-    config = run.config
+    """The rest of the reinforcement learning: sample a batch, learn from it, sample with what was learned."""
     if position.step == 0:
-        state = restarted(state, model.config, model.options, config.optimizer)
-    turn = threading.Lock()
-    learner, weights_of = make_learner(config, model, reference, turn), rollout_weights(model)
-    weights = weights_of(state.params)
-    client = make_client(config, model, weights, turn)
-    judging = config.validation
-    with closing(client.scheduler), RewardPool() as pool, ThreadPoolExecutor(1, "rollout") as beside:
-        source = TaskSource(config.data, config.seed)
-        judged_by = TaskSource(judging.data, config.seed).first(judging.tasks) if judging.data else []
-        sampler = Sampler(config, client, model.tokenizer, pool, source)
-        sampler.check()
-        client.warm_up()
-        kept = run.pending(position)
-        batch = sampler.batch(*from_bytes(kept)) if kept else None
-        if position.step == 0:
-            run.note(position, sampler.validate(judged_by))
-        first, idle = position.step, 0  # steps that changed nothing
-        while position.step < config.steps:
-            started = time.perf_counter()
-            if batch is None:
-                sampled = sampler.collect(position.tasks, dump=run.dump_file(position.step + 1))
-                batch = _measured(sampled, run, learner, weights, started)
-            position = Position(position.stage, position.step + 1, position.tasks + batch.tasks_drawn)
-            begun, following = time.perf_counter(), None
-            is_ahead = config.rollout_ahead and position.step < config.steps
-            dump = run.dump_file(position.step + 1) if is_ahead else None
-            share = beside.submit(sampler.local_groups, position.tasks, dump=dump) if is_ahead else None
-            state, found = learner.learn(state, batch.trajectories) if batch.kept else (state, {})
-            metrics = {**found, **batch.metrics, "timing_s/update_actor": time.perf_counter() - begun}
-            if share:
-                sampled = sampler.collect(position.tasks, share.result(), dump)
-                following = _measured(sampled, run, learner, weights, begun)
-            weights = weights_of(state.params)
-            asyncio.run(client.swap_weights(on_own_part(model, weights)))
-            metrics["timing_s/step"] = time.perf_counter() - started
-            metrics["perf/throughput"] = metrics["rollout/tokens"] / metrics["timing_s/step"]
-            metrics["rollout/compilations"] = client.engine.compilations
-            if position.step % judging.every == 0 or position.step == config.steps:
-                metrics |= sampler.validate(judged_by)
-            pending = partial(to_bytes, following.sampled, following.metrics) if following else None
-            run.finish_step(state, position, metrics, pending)
-            idle += not batch.kept
-            batch = following
-    if idle:
-        run.watcher.say(
-            f"{idle} of {config.steps - first} steps changed nothing: in each of their groups all answers had the same "
-            "reward. Harder or longer tasks, more rollout.samples or more rollout.refills give something to learn."
-        )
+        state = restarted(state, model.config, model.options, run.config.optimizer)
+    lock = threading.Lock()
+    learner = make_learner(run.config, model, reference, lock)
+    with Rollouts(run, model, learner, state.params, position, lock) as rollouts:
+        while position.step < run.config.steps:
+            batch = rollouts.next_batch(position)
+            position = position.after(batch.tasks_drawn)
+            with rollouts.sampling_ahead(position):
+                state, metrics = learner.learn(state, batch.trajectories)
+            metrics |= {**batch.metrics, **rollouts.use(state.params), **rollouts.validate_at(position)}
+            run.finish_step(state, position, metrics, rollouts.pending)
     return state
-
-
-def _measured(batch: RolloutBatch, run: Run, learner: Learner, weights: Params, started: float) -> RolloutBatch:
-    """The batch, sampled since `started` with `weights`, with its metrics; says so where the learner disagrees."""
-    metrics = batch_metrics(batch, time.perf_counter() - started)
-    if batch.kept:
-        found, alarm = learner.compare(weights, batch.trajectories)
-        metrics |= found
-        if alarm:
-            run.watcher.say(alarm)
-    return replace(batch, metrics=metrics)

@@ -79,24 +79,29 @@ def pack(
 ) -> list[PackedStep]:
     """Lay the conversations of a rollout batch into the rows of its `optimizer_steps` updates.
 
-    Trajectories are split over the updates in order, each with all its conversations. Conversations in which nothing is
-    to be learned (no sampled token; cut at the token limit, with `mask_truncated`) make no row. Raises ValueError for a
-    conversation that does not fit a row and for fewer trajectories than updates.
+    Groups are split over the updates in order, each with all its trajectories and all their conversations.
+    Conversations in which nothing is to be learned (no sampled token; cut at the token limit, with `mask_truncated`)
+    make no row. Raises ValueError for a conversation that does not fit a row and for fewer groups than updates.
     """
-    if len(trajectories) < config.optimizer_steps:
+    groups: dict[str, list[int]] = {}
+    for index, trajectory in enumerate(trajectories):
+        groups.setdefault(trajectory.group_id, []).append(index)
+    if len(groups) < config.optimizer_steps:
         raise ValueError(
-            f"{len(trajectories)} trajectories cannot be split over {config.optimizer_steps} optimiser steps: "
-            "sample more trajectories or lower optimizer_steps"
+            f"{len(groups)} groups cannot be split over {config.optimizer_steps} optimiser steps: "
+            "sample more groups or lower optimizer_steps"
         )
-    parts = np.array_split(np.arange(len(trajectories)), config.optimizer_steps)
+    borders = np.array_split(np.arange(len(groups)), config.optimizer_steps)
+    members = list(groups.values())
     chosen = [
         [
-            (int(index), conversation)
-            for index in part
+            (index, conversation)
+            for group in part
+            for index in members[group]
             for conversation in trajectories[index].conversations
             if conversation.loss_mask.any() and not (mask_truncated and conversation.truncated)
         ]
-        for part in parts
+        for part in borders
     ]
     for step in chosen:
         for index, conversation in step:

@@ -20,16 +20,22 @@ from memjax.episodes.diagnosis import Diagnosis, counters, evidence_of
 from memjax.episodes.episode import EpisodeTokenizer, JournalMismatch
 from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, Journal, JournalError
-from memjax.episodes.run import check_window, run_episode
+from memjax.episodes.run import check_window, is_own_fault, run_episode
 from memjax.rewards.answers import extract_answer
-from memjax.rewards.pool import Item, RewardPool, Score
-from memjax.rollout.client import Client, ClientError
+from memjax.rewards.pool import Item, RewardPool
+from memjax.rollout.client import Client
 from memjax.rollout.identity import ModelIdentity
 from memjax.train.advantages import informative
 from memjax.train.config import TaskConfig, TrainConfig
 from memjax.train.scored import ScoredTrajectory, of_all_processes
 from memjax.train.team import share_of
 from memjax.trajectory import SamplingParams, Task, Trajectory
+
+_TRIES = 2  # of an episode that the machinery around it ended
+
+
+class StepError(RuntimeError):
+    """A step from whose trajectories nothing should be learned. The message has the first reason."""
 
 
 class TaskSource:
@@ -123,8 +129,8 @@ class Sampler:
         """An episode of the task for each of these numbers, which with its group, or id, names the seed.
 
         For `judging` the document is read whole and conversations are not kept. `journals` gives the journal of an
-        episode by its name; from `min_reward` on it is marked to be learned from. An episode that failed scores 0, but
-        a JournalError or a JournalMismatch is raised.
+        episode by its name; from `min_reward` on it is marked to be learned from. An episode that failed scores 0; one
+        that failed without its agent's fault is tried once more first. A JournalError or JournalMismatch is raised.
         """
         name, rollout, validation = task.group or task.id, self.config.rollout, self.config.validation
         sampling = SamplingParams(temperature=rollout.temperature)
@@ -134,35 +140,43 @@ class Sampler:
         evidence = await asyncio.to_thread(evidence_of, task)
 
         async def one(number: int) -> ScoredTrajectory:
-            journal = journals(f"{name}/{number}") if journals else None
-            diagnosis = Diagnosis(evidence, self.tokenizer)
             seed = derive_seed(self.config.seed, "validation" if judging else "sample", name, number)
-            trajectory = await run_episode(
-                self.config.agent,
-                task,
-                self.client,
-                self.tokenizer,
-                replace(sampling, seed=seed),
-                journal=journal,
-                feed=feed,
-                max_chunks=None if judging else rollout.max_chunks,
-                on_turn=diagnosis.add,
-                keep_turns=not judging,
-            )
-            if isinstance(trajectory.failure, JournalError | JournalMismatch):
-                raise trajectory.failure
-            # The reward is the metric of the evaluation, on the answer that it would extract.
-            reads_reply, failed = task.metric == "memagent_reward", trajectory.error is not None
-            prediction = trajectory.answer if reads_reply else extract_answer(trajectory.answer)
-            item = Item(task.metric, prediction, task.answers)
-            score = Score(0.0) if failed else await self.pool.score_async(item)
-            fates = () if failed else diagnosis.fates(correct=score.value >= 1)
-            scored = ScoredTrajectory(replace(trajectory, reward=score.value, failure=None), fates, score.error)
+            for _ in range(_TRIES):
+                journal = journals(f"{name}/{number}") if journals else None
+                diagnosis = Diagnosis(evidence, self.tokenizer)
+                trajectory = await run_episode(
+                    self.config.agent,
+                    task,
+                    self.client,
+                    self.tokenizer,
+                    replace(sampling, seed=seed),
+                    journal=journal,
+                    feed=feed,
+                    max_chunks=None if judging else rollout.max_chunks,
+                    on_turn=diagnosis.add,
+                    keep_turns=not judging,
+                )
+                if trajectory.failure is None or is_own_fault(trajectory.failure):
+                    break
+                if isinstance(trajectory.failure, JournalError | JournalMismatch):
+                    raise trajectory.failure
+            scored = await self._scored(task, trajectory, diagnosis)
             if journal:
                 journal.score(scored.score(min_reward))
             return scored
 
         return await asyncio.gather(*map(one, samples))
+
+    async def _scored(self, task: Task, trajectory: Trajectory, diagnosis: Diagnosis) -> ScoredTrajectory:
+        """The trajectory with its reward: the metric of the evaluation, on the answer that it would extract."""
+        if (failure := trajectory.failure) is not None:
+            broken = None if is_own_fault(failure) else trajectory.error
+            return ScoredTrajectory(replace(trajectory, reward=0.0, failure=None), breakdown=broken)
+        reads_reply = task.metric == "memagent_reward"
+        prediction = trajectory.answer if reads_reply else extract_answer(trajectory.answer)
+        score = await self.pool.score_async(Item(task.metric, prediction, task.answers))
+        fates = diagnosis.fates(correct=score.value >= 1)
+        return ScoredTrajectory(replace(trajectory, reward=score.value), fates, score.error)
 
     def groups(self, tasks: Iterable[Task], samples: int, **options: Any) -> list[ScoredTrajectory]:
         """Groups of several tasks, sampled side by side, in their order; the options are those of `group`."""
@@ -198,26 +212,25 @@ class Sampler:
         """
         config, batch = self.config.rollout, self.batch([])
         for _ in range(1 + (config.refills if self.config.objective.dynamic_sampling else 0)):
-            missing = config.groups - len(batch.kept) // config.samples
+            missing = config.groups - len({one.trajectory.group_id for one in batch.kept})
             if not missing:
                 break
             own = self.local_groups(first + batch.tasks_drawn, missing, dump) if share is None else share
             share = None
             found = sorted(of_all_processes(own), key=lambda one: int(one.trajectory.group_id))
             batch = self.batch([*batch.sampled, *found])
-            if all(one.trajectory.error for one in batch.sampled):
-                error = batch.sampled[0].trajectory.error
-                raise ClientError(f"none of {len(batch.sampled)} trajectories came to its end: {error}")
+            _stop_if_broken(batch.sampled)
         return batch
 
     def batch(
         self, sampled: Sequence[ScoredTrajectory], metrics: Mapping[str, float] = MappingProxyType({})
     ) -> RolloutBatch:
-        """What there is to learn from these groups."""
-        rewards_N, groups = np.array([one.reward for one in sampled]), [one.trajectory.group_id for one in sampled]
-        is_dynamic = self.config.objective.dynamic_sampling
-        keep_N = informative(rewards_N, groups) if is_dynamic else [True] * len(sampled)
-        kept = [one for one, keep in zip(sampled, keep_N, strict=True) if keep]
+        """What there is to learn from these groups. A trajectory that was lost is not one of its group."""
+        kept = [one for one in sampled if one.lost is None]
+        if self.config.objective.dynamic_sampling:
+            rewards = np.array([one.reward for one in kept])
+            keep = informative(rewards, [one.trajectory.group_id for one in kept])
+            kept = [one for one, differs in zip(kept, keep, strict=True) if differs]
         return RolloutBatch(sampled, kept, len(sampled) // self.config.rollout.samples, metrics)
 
     def validate(self, tasks: Sequence[Task]) -> dict[str, float]:
@@ -237,10 +250,19 @@ class Sampler:
         }
 
 
+def _stop_if_broken(sampled: Sequence[ScoredTrajectory]) -> None:
+    """StepError, with the first reason, where most trajectories were lost or none came to its end."""
+    lost = [one.lost for one in sampled if one.lost is not None]
+    if 2 * len(lost) > len(sampled):
+        raise StepError(f"{len(lost)} of {len(sampled)} trajectories could not be finished or scored: {lost[0]}")
+    if all(one.trajectory.error for one in sampled):
+        raise StepError(f"none of {len(sampled)} trajectories came to its end: {sampled[0].trajectory.error}")
+
+
 def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
     """What a batch says of rewards, lengths, faults and memories, and what sampling it took, as it is logged."""
     trajectories = [one.trajectory for one in batch.sampled]
-    rewards = np.array([one.reward for one in batch.sampled])
+    rewards = np.array([one.reward for one in batch.sampled if one.lost is None] or [0.0])
     conversations = [c for trajectory in trajectories for c in trajectory.conversations]
     replies = np.array([c.loss_mask.sum() for c in conversations] or [0])
     lengths = np.array([len(c.token_ids) for c in conversations] or [0])
@@ -255,6 +277,7 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         "rollout/conversations": len(conversations),
         "rollout/failed": sum(trajectory.error is not None for trajectory in trajectories),
         "rollout/reward_errors": sum(one.reward_error is not None for one in batch.sampled),
+        "rollout/lost": sum(one.lost is not None for one in batch.sampled),
         "rollout/document_tokens": counted["document_tokens"],
         "rollout/truncated_document_tokens": counted["truncated_tokens"],
         "rollout/tasks_drawn": batch.tasks_drawn,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from memjax.train.display import Silent, Watcher
 from memjax.train.logs import Log, open_logs
 from memjax.train.step import TrainState
 from memjax.train.team import anywhere, by_the_first, is_first
-from memjax.whole_file import write_whole
+from memjax.whole_file import lock_directory, write_whole
 
 
 class Stopped(Exception):  # noqa: N818  (it is no error)
@@ -43,6 +44,10 @@ class Position:
     def total(self, config: TrainConfig) -> int:
         """Steps done in all stages."""
         return sum(stage.steps for stage in config.supervised[: self.stage]) + self.step
+
+    def after(self, tasks_drawn: int) -> Position:
+        """The position one step later."""
+        return Position(self.stage, self.step + 1, self.tasks + tasks_drawn)
 
 
 def config_of(out: Path) -> TrainConfig:
@@ -63,10 +68,15 @@ class Run:
     def __init__(self, config: TrainConfig, watcher: Watcher, stop: threading.Event):
         self.config, self._stop = config, stop
         self.watcher = watcher if is_first() else Silent()
-        by_the_first(self._prepare)
-        self._store = TrainStore(config.out / "checkpoints", config.checkpoint.keep, best=config.checkpoint.best)
-        self._logs: list[Log] = []
-        by_the_first(lambda: self._logs.extend(open_logs(config, self._store.latest or 0)))
+        with ExitStack() as stack:
+            by_the_first(lambda: self._prepare(stack))
+            self._store = TrainStore(config.out / "checkpoints", config.checkpoint.keep, best=config.checkpoint.best)
+            stack.callback(self._store.close)
+            self._logs: list[Log] = []
+            by_the_first(lambda: self._logs.extend(open_logs(config, self._store.latest or 0)))
+            for log in self._logs:
+                stack.callback(log.close)
+            self._open = stack.pop_all()
 
     @property
     def model_directory(self) -> Path:
@@ -106,11 +116,11 @@ class Run:
         state: TrainState,
         position: Position,
         metrics: Mapping[str, float],
-        pending: Callable[[], bytes] | None = None,
+        pending: Callable[[], bytes | None] = lambda: None,
     ) -> None:
         """Log and show a step, and keep its state if it is time to. Raises Stopped once asked to stop.
 
-        `pending` makes the bytes of a batch that is sampled and not yet learned from.
+        `pending` makes the bytes of a batch that is sampled and not yet learned from, if there is one.
         """
         config, steps = self.config, self._stage_steps(position)
         self.note(position, metrics)
@@ -128,15 +138,14 @@ class Run:
         state: TrainState,
         position: Position,
         value: float | None,
-        pending: Callable[[], bytes] | None,
+        pending: Callable[[], bytes | None],
         *,
         wait: bool,
     ) -> None:
         failures, total = self._store.failures, position.total(self.config)
         self._store.wait()  # what is being written counts as whole in `steps`
         try:
-            if pending is not None:
-                by_the_first(lambda: self._write_pending(total, pending()))
+            by_the_first(lambda: self._write_pending(total, pending()))
             self._store.save(total, state, asdict(position), value, wait=wait)
         except (OSError, ValueError) as error:  # the boundary to the disk: a run must not end because it is full
             self.watcher.say(str(error))
@@ -146,10 +155,11 @@ class Run:
                 f"A CHECKPOINT COULD NOT BE WRITTEN in {self.config.out}: is the disk full? Training goes on"
             )
 
-    def _prepare(self) -> None:
-        """Write the config, unless the directory holds another run."""
+    def _prepare(self, stack: ExitStack) -> None:
+        """Take the directory and write the config, unless it holds another run."""
         out = self.config.out
         out.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(lock_directory(out, "wait for it, stop it, or choose another directory with out=DIR"))
         before = read_json(out / "config.json")
         if before is not None:
             refuse_other_run(before, self.config)
@@ -158,8 +168,10 @@ class Run:
     def _pending_path(self, total: int) -> Path:
         return self.config.out / "pending" / f"{total}.npz"
 
-    def _write_pending(self, total: int, data: bytes) -> None:
+    def _write_pending(self, total: int, data: bytes | None) -> None:
         """Write a batch beside the checkpoint to come, and drop those whose checkpoints are gone."""
+        if data is None:
+            return
         path = self._pending_path(total)
         path.parent.mkdir(exist_ok=True)
         for other in path.parent.glob("*.npz"):
@@ -168,10 +180,8 @@ class Run:
         write_whole(path, data)
 
     def close(self) -> None:
-        """Finish what is being written."""
-        self._store.close()
-        for log in self._logs:
-            log.close()
+        """Finish what is being written, and let go of the directory."""
+        self._open.close()
 
     def __enter__(self) -> Run:
         return self

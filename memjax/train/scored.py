@@ -18,11 +18,21 @@ from memjax.trajectory import Conversation, Trajectory
 
 @dataclass(frozen=True)
 class ScoredTrajectory:
-    """A trajectory with its reward, and what became of the facts that its task needs."""
+    """A trajectory with its reward, and what became of the facts that its task needs.
+
+    One with a `breakdown`, of the engine, a service or an environment, or with a `reward_error` says nothing of the
+    model: its reward of 0 is no measurement, and nobody learns from it.
+    """
 
     trajectory: Trajectory
     fates: tuple[Fate, ...] = ()
     reward_error: str | None = None
+    breakdown: str | None = None
+
+    @property
+    def lost(self) -> str | None:
+        """Why it counts for nothing in its group; None if it counts."""
+        return self.breakdown or self.reward_error
 
     @property
     def reward(self) -> float:
@@ -76,7 +86,8 @@ def from_bytes(data: bytes) -> tuple[list[ScoredTrajectory], dict[str, float]]:
     def scored(row: dict[str, Any]) -> ScoredTrajectory:
         conversations = tuple(conversation(*c) for c in row["conversations"])
         trajectory = Trajectory(**{**row["trajectory"], "conversations": conversations})
-        return ScoredTrajectory(trajectory, tuple(map(Fate.from_json, row["fates"])), row["reward_error"])
+        fates = tuple(map(Fate.from_json, row["fates"]))
+        return ScoredTrajectory(trajectory, fates, row["reward_error"], row["breakdown"])
 
     return [*map(scored, rows)], metrics
 
@@ -87,4 +98,5 @@ def _about(one: ScoredTrajectory) -> dict[str, Any]:
         "conversations": [(len(c.token_ids), c.kind, c.truncated) for c in one.trajectory.conversations],
         "fates": [fate.to_json() for fate in one.fates],
         "reward_error": one.reward_error,
+        "breakdown": one.breakdown,
     }

@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -102,7 +103,9 @@ def test_a_task_that_changed_under_a_finished_sample_is_refused(tmp_path):
 
 
 def test_two_evaluations_do_not_write_to_one_directory(tmp_path):
-    refused = pytest.raises(ValueError, match="in use by another evaluation")
+    refused = pytest.raises(
+        ValueError, match=f"in use by process {os.getpid()} on .*: wait for it or give another --out"
+    )
     with ResultsDirectory(tmp_path, CONFIG), refused, ResultsDirectory(tmp_path, CONFIG):
         pass
     with ResultsDirectory(tmp_path, CONFIG):

@@ -14,3 +14,10 @@ def scatter(prediction: str, answers: Sequence[str]) -> float:
 def even_value(prediction: str, answers: Sequence[str]) -> float:
     """1 for any of the tiny task's values whose number is even."""
     return float(prediction.startswith("v") and prediction[1:].isdecimal() and int(prediction[1:]) % 2 == 0)
+
+
+def crashes_on_right(prediction: str, answers: Sequence[str]) -> float:
+    """0, but for answers that are right, on which it crashes."""
+    if prediction.strip() in answers:
+        raise RuntimeError("judge service unreachable")
+    return 0.0

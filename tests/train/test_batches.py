@@ -48,11 +48,11 @@ def test_every_token_of_every_conversation_has_its_trajectory_s_advantage():
     assert by_conversation(steps[0], batch.advantages) == [[0.5] * 2, [0.5], [-0.5] * 2]
 
 
-def test_groups_are_compared_whole_when_split_over_steps():
-    made = [trajectory(float(i == 0), "a", [(2, 1)], i) for i in range(4)]
-    steps = pack(made, PackingConfig(8, 8, optimizer_steps=4))
+def test_groups_are_compared_with_themselves_whichever_step_they_are_in():
+    made = [trajectory(float(i == 0), "ab"[i // 4], [(2, 1)], i) for i in range(8)]
+    steps = pack(made, PackingConfig(8, 8, optimizer_steps=2))
     batches = make_batches(steps, made, ObjectiveConfig())
-    assert [batch.advantages.sum() for batch in batches] == [0.75, -0.25, -0.25, -0.25]
+    assert [sorted(batch.advantages[batch.rows.loss_mask]) for batch in batches] == [[-0.25] * 3 + [0.75], [0.0] * 4]
 
 
 @pytest.mark.parametrize("kind", ["mean", "mean_std", "leave_one_out"])

@@ -41,6 +41,7 @@ def learner() -> Learner:
     return Learner(
         objective=OBJECTIVE,
         packing=PackingConfig(row_tokens=32, micro_batch_tokens=128, optimizer_steps=4),
+        groups=8,
         layout=OPTIONS.layout,
         limits=FLOAT32_LIMITS,
         update=make_update(CONFIG, OPTIONS, LOGPROBS, OPTIMIZER, token_loss),
@@ -75,11 +76,27 @@ def as_sampled(learner: Learner, batch: list[Trajectory]) -> list[Trajectory]:
     ]
 
 
-def test_a_batch_gives_its_updates_and_a_short_one_as_many_as_it_has_trajectories(learner: Learner) -> None:
-    state, _ = learner.learn(fresh(), trajectories(groups=2, size=3))
-    assert int(state.step) == 4
-    state, _ = learner.learn(fresh(), trajectories(groups=1, size=2))
-    assert int(state.step) == 2
+@pytest.mark.parametrize(("groups", "updates"), [(8, 4), (5, 2), (3, 2), (1, 1), (0, 0)])
+def test_updates_are_in_proportion_to_the_groups(learner: Learner, groups: int, updates: int) -> None:
+    state, _ = learner.learn(fresh(), trajectories(groups=groups, size=2))
+    assert int(state.step) == updates
+
+
+def test_one_informative_group_of_128_is_one_update(learner: Learner) -> None:
+    packing = replace(learner.packing, optimizer_steps=16)
+    state, _ = replace(learner, packing=packing, groups=128).learn(fresh(), trajectories(groups=1, size=16))
+    assert int(state.step) == 1
+
+
+def test_an_update_without_any_advantage_is_left_out(learner: Learner) -> None:
+    solved = [replace(t, reward=1.0) for t in trajectories(groups=2)]
+    without_kl = replace(learner, objective=OBJECTIVE.model_copy(update={"kl_coef": 0.0}), reference=None, groups=4)
+    state, metrics = without_kl.learn(fresh(), solved)
+    assert (int(state.step), int(state.skipped), metrics.keys()) == (0, 0, {"timing_s/update_actor"})
+    same = jax.tree.map(np.array_equal, state.params, weights(0))
+    assert all(jax.tree.leaves(same))
+    state, _ = replace(learner, groups=4).learn(fresh(), solved)
+    assert int(state.step) == 2, "the divergence from the reference is learned from all the same"
 
 
 def test_the_alarm_is_silent_for_the_learner_s_own_samples_and_sounds_for_others(learner: Learner) -> None:

@@ -124,7 +124,7 @@ def test_a_run_that_found_nothing_to_learn_says_so(finished: FinishedRun) -> Non
     witness = Witness()
     train(config, witness)
     (said,) = witness.said
-    assert said.startswith("2 of 2 steps changed nothing: in each of their groups all answers had the same reward.")
+    assert said.startswith("2 of 2 steps changed nothing: all answers of each of their groups had the same reward.")
 
 
 def test_another_config_in_the_same_directory_is_refused(finished: FinishedRun) -> None:

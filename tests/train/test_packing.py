@@ -28,7 +28,7 @@ def contents(conversation: Conversation) -> tuple[bytes, ...]:
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 99), steps=st.integers(1, 4), rows=st.integers(1, 3), multiple=st.integers(1, 2))
 def test_what_is_packed_is_what_was_rolled_out(seed, steps, rows, multiple):
-    given_ = trajectories(groups=2, size=3, seed=seed)
+    given_ = trajectories(groups=4, size=2, seed=seed)
     config = PackingConfig(12, 12 * rows * multiple, optimizer_steps=steps, row_multiple=multiple)
     packed = pack(given_, config)
     assert len(packed) == steps
@@ -51,16 +51,15 @@ def test_the_longest_are_placed_first_each_where_it_first_fits():
     assert first_fit([3, 6, 2, 5, 4], 10) == [1, 0, 1, 1, 0]
 
 
-def test_a_trajectory_is_in_one_optimizer_step_only():
-    packed = pack(trajectories(groups=3, size=3), PackingConfig(12, 24, optimizer_steps=4))
+def test_a_group_is_in_one_optimizer_step_only():
+    packed = pack(trajectories(groups=5, size=3), PackingConfig(12, 24, optimizer_steps=3))
     owners = [set(step.trajectory[step.trajectory >= 0].tolist()) for step in packed]
-    assert sorted(i for step in owners for i in step) == list(range(9))
-    assert [len(step) for step in owners] == [3, 2, 2, 2]
+    assert [sorted(step) for step in owners] == [list(range(6)), list(range(6, 12)), list(range(12, 15))]
 
 
 def test_the_number_of_steps_does_not_depend_on_the_number_of_turns():
-    short = [trajectory(0.0, "a", [(2, 1)], i) for i in range(4)]
-    long = [trajectory(0.0, "a", [(2, 1)] * 9, i) for i in range(4)]
+    short = [trajectory(0.0, f"{i}", [(2, 1)], i) for i in range(4)]
+    long = [trajectory(0.0, f"{i}", [(2, 1)] * 9, i) for i in range(4)]
     config = PackingConfig(8, 8, optimizer_steps=2)
     assert len(pack(short, config)) == len(pack(long, config)) == 2
 
@@ -93,7 +92,7 @@ def test_conversations_with_nothing_to_learn_make_no_row():
 
 
 def test_a_step_may_turn_out_empty():
-    failed = Trajectory("task", "a", (), "", 0.0, error="engine stopped")
+    failed = Trajectory("task", "b", (), "", 0.0, error="engine stopped")
     packed = pack([trajectory(1.0, "a", [(2, 1)]), failed], PackingConfig(8, 8, optimizer_steps=2))
     assert [step.conversations for step in packed] == [1, 0]
 
@@ -103,7 +102,7 @@ def test_a_step_may_turn_out_empty():
     [
         ([(6, 3)], 1, "9 tokens, more than a row of 8"),
         ([(0, 3)], 1, "starts with a sampled token"),
-        ([(2, 3)], 2, "1 trajectories cannot be split over 2"),
+        ([(2, 3)], 2, "1 groups cannot be split over 2"),
     ],
 )
 def test_what_cannot_be_packed_is_refused_with_its_numbers(lengths, steps, message):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from memjax.data.tasks import write_tasks
 from memjax.episodes.conversations import conversations_of
 from memjax.episodes.recorded import Recording
 from memjax.rewards.pool import RewardPool
-from memjax.rollout.client import ClientError
+from memjax.rollout.client import ClientError, Prompt
 from memjax.rollout.fake import ByteTokenizer, ScriptedClient
 from memjax.train.config import TrainConfig
-from memjax.train.rollouts import RolloutBatch, Sampler, TaskSource, batch_metrics
+from memjax.train.rollouts import RolloutBatch, Sampler, StepError, TaskSource, batch_metrics
 from memjax.train.scored import ScoredTrajectory, from_bytes, to_bytes
-from memjax.trajectory import SamplingParams, Task
+from memjax.trajectory import Completion, SamplingParams, Task
 
 GOLD = "forty-two"
 SAMPLES = 4
@@ -43,7 +43,15 @@ def reply(prompt: str, params: SamplingParams) -> str:
 
 
 def sampler(
-    tmp_path: Path, pool: RewardPool, kinds: str, *, dynamic: bool = False, text: str = "A text.", **config: int
+    tmp_path: Path,
+    pool: RewardPool,
+    kinds: str,
+    *,
+    dynamic: bool = False,
+    text: str = "A text.",
+    metric: str | None = None,
+    memory: int = 64,
+    **config: int,
 ) -> Sampler:
     """A sampler of one task for each word of `kinds`."""
     tasks = [Task(f"{i}", f"The {kind} one?", text, (GOLD,), METRIC[kind]) for i, kind in enumerate(kinds.split())]
@@ -52,8 +60,8 @@ def sampler(
         "out": tmp_path,
         "model": "tiny",
         "steps": 1,
-        "data": {"path": tmp_path / "tasks.jsonl"},
-        "agent": {"question": 64, "chunk": 64, "memory": 64, "answer": 64},
+        "data": {"path": tmp_path / "tasks.jsonl", "metric": metric},
+        "agent": {"question": 64, "chunk": 64, "memory": memory, "answer": 64},
         "rollout": {"samples": SAMPLES, **config},
         "batch": {"optimizer_steps": 1},
         "objective": {"dynamic_sampling": dynamic},
@@ -132,8 +140,62 @@ def test_a_failed_trajectory_scores_0_and_is_counted(tmp_path: Path, pool: Rewar
 
 
 def test_a_batch_in_which_everything_failed_ends_the_run(tmp_path: Path, pool: RewardPool) -> None:
-    with pytest.raises(ClientError, match=r"none of 4 trajectories came to its end: this prompt cannot be answered"):
+    with pytest.raises(StepError, match=r"none of 4 trajectories came to its end: this prompt cannot be answered"):
         sampler(tmp_path, pool, "impossible", groups=1).collect(0)
+
+
+class Unreliable(ScriptedClient):
+    """An engine that does not get the replies with these seeds to their end."""
+
+    def __init__(self, loses: Callable[[int], bool]) -> None:
+        super().__init__(reply)
+        self._loses = loses
+
+    async def complete(self, prompt: Prompt, params: SamplingParams) -> list[Completion]:
+        assert params.seed is not None
+        if self._loses(params.seed):
+            raise ClientError("the engine was restarted")
+        return await super().complete(prompt, params)
+
+
+def test_what_the_engine_loses_is_tried_once_more(tmp_path: Path, pool: RewardPool) -> None:
+    one = sampler(tmp_path, pool, "easy hard", groups=2, memory=65)
+    undisturbed = one.collect(0)
+    unlucky = [params.seed for params in one.client.params if params.max_tokens == 65]  # one call of each episode
+    batch = replace(one, client=Unreliable(lambda seed: seed in unlucky and not unlucky.remove(seed))).collect(0)
+    assert unlucky == []
+    assert [a.reward for a in batch.sampled] == [a.reward for a in undisturbed.sampled]
+    assert batch_metrics(batch, 1.0)["rollout/lost"] == 0
+
+
+def test_fifteen_right_answers_and_one_that_the_engine_lost_teach_nothing(tmp_path: Path, pool: RewardPool) -> None:
+    one = sampler(tmp_path, pool, "easy", groups=1, samples=16, dynamic=True, refills=0)
+    one.collect(0)
+    unlucky = one.client.params[0].seed
+    batch = replace(one, client=Unreliable(lambda seed: seed == unlucky)).collect(0)
+    assert [a.lost for a in batch.sampled if a.lost or a.reward < 1] == ["the engine was restarted"]
+    assert batch.kept == []
+    metrics = batch_metrics(batch, 1.0)
+    assert (metrics["rollout/lost"], metrics["critic/rewards/mean"]) == (1, 1.0)
+    again = one.batch(*from_bytes(to_bytes(batch.sampled)))
+    assert [a.lost for a in again.sampled] == [a.lost for a in batch.sampled]
+
+
+def test_a_step_of_which_most_is_lost_ends_the_run(tmp_path: Path, pool: RewardPool) -> None:
+    one = sampler(tmp_path, pool, "easy hard", groups=2)
+    with pytest.raises(StepError, match=r"8 of 8 trajectories could not be finished or scored: the engine was rest"):
+        replace(one, client=Unreliable(lambda seed: True)).collect(0)
+
+
+def test_a_scorer_that_fails_on_some_answers_changes_nothing_for_the_others(tmp_path: Path, pool: RewardPool) -> None:
+    one = sampler(
+        tmp_path, pool, "easy hard hopeless hopeless", groups=4, metric="tests.train.odd_rewards:crashes_on_right"
+    )
+    batch = one.collect(0)
+    lost = [a for a in batch.sampled if a.lost]
+    assert 0 < len(lost) < len(batch.sampled) / 2
+    assert all("judge service unreachable" in str(a.lost) for a in lost)
+    assert batch.kept == [a for a in batch.sampled if not a.lost]
 
 
 def test_validation_means_and_bests(tmp_path: Path, pool: RewardPool) -> None:

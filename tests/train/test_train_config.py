@@ -48,7 +48,7 @@ def test_a_preset_gives_way_to_the_keys_of_the_objective() -> None:
         ("rollout.group=3", r"unknown config key rollout.group .*did you mean rollout.groups"),
         ("batch.row_tokens=32", r"row_tokens \(32\) must hold the longest conversation, rollout.max_length \(64\)"),
         ("batch.micro_batch_tokens=64", r"micro_batch_tokens is 64, less than one row of 72"),
-        ("batch.optimizer_steps=1000", r"optimizer_steps \(1000\) must not exceed the trajectories of a step"),
+        ("batch.optimizer_steps=1000", r"optimizer_steps \(1000\) must not exceed rollout.groups \(16\)"),
         ("data.path=tasks.jsonl", r"exactly one of path, tfds and tiny"),
         ("data.tfds=prepared", r"exactly one of path, tfds and tiny"),
         ("supervised=[{name: a, kind: recall, steps: 2, min_steps: 3}]", r"min_steps \(3\) must not exceed steps"),
