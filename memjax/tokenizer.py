@@ -116,6 +116,16 @@ class Tokenizer:
         """The ids of `text`, without any control token."""
         return self._plain.encode(text, add_special_tokens=False).ids
 
+    def encode_reply(self, text: str) -> list[int]:
+        """The ids of a text that stands for a model's reply: added tokens that have a text, <tool_call>, are ids."""
+        parts = self._added_pattern.split(text) if self._added_ids else [text]
+        ids = (self._added_ids.get(part) for part in parts)
+        return [
+            i
+            for part, own in zip(parts, ids, strict=True)
+            for i in (self.encode(part) if own is None or own in self._special_ids else [own])
+        ]
+
     def count(self, text: str) -> int:
         """How many ids `text` has."""
         return len(self.encode(text))

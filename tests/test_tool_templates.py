@@ -174,3 +174,9 @@ def test_stand_ins_count_tools_and_calls(tokenizer: Any) -> None:
     plain = len(tokenizer.render(CALLED[:1]))
     assert len(tokenizer.render(CALLED[:1], tools=[CALCULATOR])) > plain + 20
     assert len(tokenizer.render(CALLED)) > plain + 5
+
+
+def test_a_written_reply_has_the_ids_that_a_model_would_sample(qwen: Tokenizer) -> None:
+    call = '<tool_call>\n{"name": "f"}\n</tool_call><|im_end|>'
+    assert qwen.encode_reply(call) == [151657, *qwen.encode('\n{"name": "f"}\n'), 151658, *qwen.encode("<|im_end|>")]
+    assert qwen.decode(qwen.encode_reply(call)) == call

@@ -18,6 +18,8 @@ import numpy as np
 
 from memjax.data.chunks import Chunk, ChunkTokenizer
 from memjax.data.seeds import derive_seed
+from memjax.environments.environment import Environment, Step
+from memjax.episodes.acting import ActingIn
 from memjax.episodes.feed import Feed
 from memjax.episodes.quotes import Quote, QuotedText
 from memjax.rollout.client import Client, ClientError, Message, Part, Prompt
@@ -146,6 +148,7 @@ class Episode:
         self._max_chunks = max_chunks
         self._keys: set[Key] = set()
         self._said: dict[str, tuple[Key, np.ndarray]] = {}  # replies that a later message may repeat as text
+        self._environments: dict[int, ActingIn] = {}
 
     async def chat(
         self,
@@ -180,6 +183,7 @@ class Episode:
         reply = Reply.of(completion, key, self.tokenizer.eos_ids)
         turn = Turn(key, kind, prompt, reply, chunk, trained, notes or {}, digest, prompt_hash, replayed)
         self._keep(turn)
+        _LAST.set((self, reply))
         return reply
 
     def chunks(
@@ -228,6 +232,45 @@ class Episode:
             self._recorder.add_value(key, digest, name, found[0], replayed=replayed)
         return found[0]
 
+    async def reset(self, environment: Environment, *, timeout: float = 60.0) -> Step:
+        """Begin the task in an environment, which is closed when the episode ends; `timeout` is in seconds.
+
+        Raises EnvironmentFailure where it hangs or dies: that is no fault of the agent's.
+        """
+        key = self._take_key(None)
+        seed = derive_seed(self._seed, "environment", *key) >> 1
+        acting = ActingIn(environment, self.task, seed, self._recorder)
+        self._environments[id(environment)] = acting
+        return await self._act(acting, key, None, timeout)
+
+    async def step(self, environment: Environment, action: str, *, timeout: float = 60.0) -> Step:
+        """Act in an environment and return what comes back; its reward goes to the last reply of this asyncio task.
+
+        The action is on disk before the environment acts. A resumed episode takes what came back from its journal and
+        repeats the actions only where it has to act again. Raises EnvironmentFailure as `reset` does.
+        """
+        if (acting := self._environments.get(id(environment))) is None:
+            raise ValueError("this environment was not reset: await episode.reset(environment) before the first step")
+        step = await self._act(acting, self._take_key(None), action, timeout)
+        episode, reply = _LAST.get()
+        if step.reward and episode is self and (reward := getattr(self, "reward", None)):
+            reward(reply, step.reward)
+        return step
+
+    async def _act(self, acting: ActingIn, key: Key, action: str | None, timeout: float) -> Step:
+        await asyncio.sleep(0)
+        digest, recorder = acting.digest(key, action), self._recorder
+        if recorder is None:
+            return await acting.act(action, timeout)
+        known = acting.known(digest, action)
+        if known is None:
+            await self._refuse_to_start_over()
+            self.count("environments_started_over", action is None and acting.starts_over(digest))
+            await recorder.add_action(key, digest, acting.name, action)
+        step = known or await acting.act(action, timeout)
+        recorder.add_observation(key, digest, step, replayed=known is not None)
+        return step
+
     async def gather(self, *coroutines: Coroutine[Any, Any, Result], width: int | None = None) -> list[Result]:
         """The results of coroutines run side by side, at most `width` at a time; the first failure cancels the rest."""
         here = self._here()
@@ -257,9 +300,11 @@ class Episode:
         """Add to a counter of the trajectory."""
         self.counters[name] += n
 
-    def leave(self) -> None:
-        """Wait for nobody, and let nobody wait for this episode."""
+    async def leave(self) -> None:
+        """Wait for nobody, let nobody wait for this episode, and close its environments."""
         self._feed.leave(self)
+        for acting in self._environments.values():
+            await acting.close()
 
     def _known(
         self, key: Key, kind: str, prompt: Prompt, params: SamplingParams
@@ -376,6 +421,7 @@ class _Mark:
 
 
 _MARK: ContextVar[_Mark | None] = ContextVar("memjax_episode_mark")
+_LAST: ContextVar[tuple[Episode | None, Reply | None]] = ContextVar("memjax_last_reply", default=(None, None))
 
 
 def key_order(key: Key) -> tuple[tuple[bool, int | str], ...]:

@@ -6,6 +6,7 @@ the call under way; it is synced to disk before a listener sees it, else at most
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import fcntl
 import hashlib
@@ -24,6 +25,7 @@ import numpy as np
 
 from memjax import __version__
 from memjax.config import flattened
+from memjax.environments.environment import Step
 from memjax.episodes.episode import EpisodeTokenizer, Key, Turn
 from memjax.episodes.quotes import CHUNK, Quote, QuotedText
 from memjax.rollout.client import Message, Part, Prompt
@@ -41,10 +43,13 @@ _NEEDED = {  # fields without which a line cannot be used
     "call": ("episode", "key", "digest", "kind", "reply"),
     "replay": ("episode", "key", "digest"),
     "value": ("episode", "key", "digest"),
+    "action": ("episode", "key", "digest"),
+    "observation": ("episode", "key", "digest"),
     "end": ("episode",),
     "score": ("episode", "reward", "kept"),
     "demonstration": ("episode", "messages", "reply"),
 }
+_STEP = ("text", "reward", "terminated", "truncated", "actions")
 _COUNTED = ("prompt_tokens", "completion_tokens", "cached_tokens", "weights_version")
 
 Line = dict[str, Any]
@@ -147,6 +152,16 @@ class Journal:
             self._sync_is_due = True
             self._syncing.submit(self._sync_soon)
 
+    async def synced(self) -> None:
+        """Return when every line so far is on disk; JournalError where it does not take them."""
+        if self._listeners:  # who are told in order, by one thread
+            await asyncio.wrap_future(self._syncing.submit(self._sync))
+        else:  # that thread may be waiting until a second has passed
+            await asyncio.to_thread(self._sync)
+        if self._failure:
+            self._is_told = True
+            raise JournalError(self._failure)
+
     def chunk_number(self, pieces: Sequence[bytes]) -> int:
         """The number of the chunk with these tokens in this file, to which it is written where it is new."""
         text = b"".join(pieces)
@@ -177,7 +192,7 @@ class Journal:
                 raise
 
     def _index(self, line: Line, offset: int) -> None:
-        if line["type"] == "call" or "value" in line:
+        if line["type"] == "call" or "value" in line or "step" in line:
             self._offsets[line["digest"]] = offset
             self._called.add(line["episode"])
         elif line["type"] == "begin":
@@ -295,6 +310,23 @@ class EpisodeJournal:
         """Write the value of an outside call, or that it was replayed."""
         line: Line = {"type": "value", "episode": self._episode, "key": key, "digest": digest, "name": name}
         self._write(line if replayed else {**line, "value": value})
+
+    async def add_action(self, key: Key, digest: str, environment: str, action: str | None) -> None:
+        """Write what an environment is about to do, None for its reset, and wait until it is on disk."""
+        head = {"type": "action", "episode": self._episode, "key": key, "digest": digest}
+        self._write({**head, "environment": environment, "action": action})
+        await self._journal.synced()
+
+    def add_observation(self, key: Key, digest: str, step: Step, *, replayed: bool) -> None:
+        """Write what came back for an action, or that it was replayed."""
+        line: Line = {"type": "observation", "episode": self._episode, "key": key, "digest": digest}
+        self._write(line if replayed else {**line, "step": {name: getattr(step, name) for name in _STEP}})
+
+    def find_observation(self, digest: str) -> Step | None:
+        """What came back for the action with this digest."""
+        if (line := self._journal.find(digest)) is None:
+            return None
+        return Step(**{**line["step"], "actions": tuple(line["step"]["actions"])})
 
     def end(self, fields: Mapping[str, Any]) -> None:
         """Write what came of a drive; nothing of one that failed before its first call."""

@@ -87,7 +87,7 @@ class Recording:
 
     def _demonstration(self, line: Line, number: int) -> Turn:
         """A turn that was written as text, as if the model had drawn it with its end token."""
-        ids = np.asarray([*self._tokenizer.encode(line["reply"]), self._tokenizer.eos_ids[0]], np.int32)
+        ids = np.asarray([*self._tokenizer.encode_reply(line["reply"]), self._tokenizer.eos_ids[0]], np.int32)
         empty = np.zeros(0, np.int32)
         completion = Completion(empty, ids, np.zeros(len(ids), np.float32), line["reply"], "stop")
         prompt = self._prompt(line["messages"], line, {})

@@ -29,6 +29,10 @@ class ByteTokenizer:
         """The bytes of the text."""
         return list(text.encode())
 
+    def encode_reply(self, text: str) -> list[int]:
+        """The bytes of the text."""
+        return self.encode(text)
+
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[int]:
         """The bytes of the joined pieces."""
         for piece in pieces:
