@@ -47,7 +47,7 @@ class ToolAgent(AgentConfig):
         messages = self._begun(tuple(context), step.text)
         for _ in range(self.max_steps):
             prompt = Prompt(tuple(messages), tools=environment.tools)
-            reply = await episode.chat(prompt, max_tokens=self._room(prompt, episode), kind="tool")
+            reply = await episode.chat(prompt, max_tokens=episode.room(prompt, self.answer), kind="tool")
             results = await self._results(reply, environment, episode)
             if not results:
                 break
@@ -70,18 +70,6 @@ class ToolAgent(AgentConfig):
         parts: tuple[Part, ...] = (context, "\n\n", question) if len(context) else (question,)
         user = Message("user", parts)
         return [Message("system", (system,)), user] if system else [user]
-
-    def _room(self, prompt: Prompt, episode: Episode) -> int:
-        """Tokens of a reply: the answer's budget, or what the window leaves of it."""
-        if episode.window is None:
-            return self.answer
-        taken = len(episode.tokenizer.render(prompt.messages, tools=prompt.tools))
-        if taken >= episode.window:
-            raise ValueError(
-                f"the conversation has {taken} tokens, and the window of {episode.model} holds {episode.window}: lower "
-                "max_steps or the answer budget"
-            )
-        return min(self.answer, episode.window - taken)
 
     def longest_turn(self, question: str, tokenizer: EpisodeTokenizer, document_tokens: int = 0) -> dict[str, int]:
         """The parts of the first turn; later ones get what the window leaves."""

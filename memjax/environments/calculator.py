@@ -6,26 +6,23 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any
 
 from memjax.environments.environment import Step
 from memjax.trajectory import Task
 
-CALCULATOR: Mapping[str, Any] = MappingProxyType(
-    {
-        "type": "function",
-        "function": {
-            "name": "calculator",
-            "description": "Works out an arithmetic expression: numbers, + - * / // % ** and parentheses.",
-            "parameters": {
-                "type": "object",
-                "properties": {"expression": {"type": "string", "description": "For example (3 + 4) * 2.5"}},
-                "required": ["expression"],
-            },
+CALCULATOR: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Works out an arithmetic expression: numbers, + - * / // % ** and parentheses.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string", "description": "For example (3 + 4) * 2.5"}},
+            "required": ["expression"],
         },
-    }
-)
+    },
+}
 
 _TOKEN = re.compile(r"\s*(\d+\.?\d*|\.\d+|\*\*|//|[-+*/%()])")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -40,7 +37,7 @@ class Calculator:
     """One tool, `calculator`, that takes an expression. Numbers are exact; what cannot be worked out is told."""
 
     repeatable = True
-    tools = (dict(CALCULATOR),)
+    tools = (CALCULATOR,)
 
     async def reset(self, task: Task, *, seed: int) -> Step:
         """The question."""
