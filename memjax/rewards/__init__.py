@@ -22,6 +22,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "f1": _best(qa.f1),
         "hotpot_f1": _best(qa.hotpot_f1),
         "sub_em": _best(qa.sub_em),
+        "number": _best(qa.number),
         "memagent_sub_em": _best(memagent.sub_em),
         "memagent_reward": memagent.verify,
         "ruler_all": ruler.string_match_all,

@@ -279,6 +279,7 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         "rollout/failed": sum(trajectory.error is not None for trajectory in trajectories),
         "rollout/reward_errors": sum(one.reward_error is not None for one in batch.sampled),
         "rollout/lost": sum(one.lost is not None for one in batch.sampled),
+        "rollout/broken_conversations": counted["broken_conversations"],
         "rollout/document_tokens": counted["document_tokens"],
         "rollout/truncated_document_tokens": counted["truncated_tokens"],
         "rollout/tasks_drawn": batch.tasks_drawn,
