@@ -74,13 +74,14 @@ def ruler(row: Mapping[str, Any], position: int, path: Path, corpus: Corpus | No
 
 
 def memagent_training(row: Mapping[str, Any], position: int, corpus: Corpus | None) -> Task:
-    """The task of a row of MemAgent's training parquet."""
+    """The task of a row of MemAgent's training parquet, whose reward is that of MemAgent's own training."""
     extra = row.get("extra_info") or {}
     return Task(
         id=str(position),
         question=row["prompt"][-1]["content"],
         context=_context(row["context"], corpus),
         answers=answers_of(row["reward_model"]["ground_truth"]),
+        metric="memagent_reward",
         extra={**extra, "data_source": row.get("data_source")},
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -62,11 +64,9 @@ def run(
 
     console = Console()
     try:
-        stop = threading.Event()
         settings = read_config(config, overrides or ())
         start_distributed()
-        _stop_on_signals(stop, console)
-        with TerminalWatcher(console) as watcher:
+        with _stop_on_signals(console) as stop, TerminalWatcher(console) as watcher:
             exported = train(settings, watcher, stop)
     except ValueError as error:
         _stop(str(error), USAGE)
@@ -174,19 +174,25 @@ def demonstrations(
     console.print(f"{out} holds {kept} episodes to learn from; {failed} failed", soft_wrap=True)
 
 
-def _stop_on_signals(stop: threading.Event, console: Console) -> None:
-    """The first Ctrl-C or SIGTERM sets `stop`; the second one ends the process, without its state."""
+@contextmanager
+def _stop_on_signals(console: Console) -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C or SIGTERM sets; the second one ends the process at once."""
+    stop = threading.Event()
 
     def handle(number: int, _: object) -> None:
         if stop.is_set():
             console.show_cursor()
             os._exit(128 + number)
         stop.set()
-        # Not by print: a handler may run inside one.
-        os.write(2, b"\nstopping after the step under way; once more stops at once and loses that step\n")
+        # Not printed: a handler may run in the middle of a print.
+        os.write(2, b"\nstopping after this step; once more stops at once, without it\n")
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stop(message: str, code: int) -> NoReturn:

@@ -76,12 +76,14 @@ def group_advantages(
 def overlong_penalty(trajectories: Sequence[Trajectory], objective: ObjectiveConfig) -> Float[np.ndarray, " N"]:
     """What to take from each reward for length, in sampled tokens of the longest conversation (DAPO, Eq. 13).
 
-    0 up to limit - buffer, then linear, the whole penalty from the limit on.
+    0 up to limit - buffer, then linear, the whole penalty from the limit on. ValueError for a limit that is null.
     """
-    if objective.overlong_buffer == 0:
+    limit, buffer = objective.overlong_limit, objective.overlong_buffer
+    if buffer == 0:
         return np.zeros(len(trajectories))
+    if limit is None or buffer is None:
+        raise ValueError("overlong_limit or overlong_buffer is null: memjax.train.presets.within_budgets sets both")
     longest_N = np.array(
         [max((int(c.loss_mask.sum()) for c in t.conversations), default=0) for t in trajectories], np.float64
     )
-    over_N = longest_N - (objective.overlong_limit - objective.overlong_buffer)
-    return objective.overlong_penalty * np.clip(over_N / objective.overlong_buffer, 0.0, 1.0)
+    return objective.overlong_penalty * np.clip((longest_N - (limit - buffer)) / buffer, 0.0, 1.0)

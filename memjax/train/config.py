@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from memjax.agents.registry import DEFAULT, AnyAgent
 from memjax.config import flattened, load_config
@@ -16,7 +16,7 @@ from memjax.data.arithmetic import ArithmeticTasks
 from memjax.data.tiny import POLICIES, TinyTasks
 from memjax.train.optimizer import OptimizerConfig
 from memjax.train.packing import PackingConfig
-from memjax.train.presets import ObjectiveConfig, preset
+from memjax.train.presets import ObjectiveConfig, preset, within_budgets
 
 LogName = Literal["tensorboard", "wandb"]
 
@@ -225,6 +225,12 @@ class TrainConfig(_Part):
             given = given.model_dump() if isinstance(given, ObjectiveConfig) else given
             return {**values, "objective": preset(values["preset"]).model_dump() | dict(given)}
         return values
+
+    @field_validator("objective")
+    @classmethod
+    def _length_is_the_agents(cls, objective: ObjectiveConfig, info: ValidationInfo) -> ObjectiveConfig:
+        # Where the agent itself is wrong, that is what is told.
+        return within_budgets(objective, info.data["agent"]) if "agent" in info.data else objective
 
     @model_validator(mode="after")
     def _parts_agree(self) -> TrainConfig:

@@ -19,10 +19,13 @@ _SHOWN = (
     ("actor/pg_clipfrac", "clipped", "{:.4f}"),
     ("actor/grad_norm", "gradient", "{:.3g}"),
     ("rollout/groups_dropped", "groups left out", "{:.0f}"),
+    ("rollout/failed", "failed", "{:.0f}"),
+    ("rollout/lost", "lost", "{:.0f}"),
     ("training/rollout_logprobs_diff_max", "sampler - learner", "{:.1e}"),
     ("perf/throughput", "tokens/s", "{:.0f}"),
     ("timing_s/step", "seconds", "{:.2f}"),
 )
+_FAULTS = ("rollout/failed", "rollout/lost")  # shown where there are some
 _LINES_EVERY = 5.0  # seconds between two lines where there is no terminal
 
 
@@ -77,7 +80,8 @@ class TerminalWatcher:
             self._stage, self._first_step, self._started, self._line_at = stage, step, now, 0.0
         self._validation |= {name: value for name, value in metrics.items() if name.startswith("val/reward")}
         rows = {"step": f"{step} of {steps}", "time left": self._time_left(step, steps, now)}
-        rows |= {label: form.format(metrics[name]) for name, label, form in _SHOWN if name in metrics}
+        shown = [row for row in _SHOWN if row[0] in metrics and (metrics[row[0]] or row[0] not in _FAULTS)]
+        rows |= {label: form.format(metrics[name]) for name, label, form in shown}
         rows |= {name.removeprefix("val/"): f"{value:.3f}" for name, value in self._validation.items()}
         if self._live:
             table = Table(title=stage, show_header=False)

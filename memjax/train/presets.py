@@ -52,10 +52,10 @@ class ObjectiveConfig(BaseModel):
     importance_cap: float = Field(default=2.0, gt=0)
     """Largest such weight."""
 
-    overlong_limit: int = Field(default=1024, ge=1)
-    """Sampled tokens in one conversation at which the over-length penalty is complete."""
-    overlong_buffer: int = Field(default=0, ge=0)
-    """Tokens before the limit over which the penalty rises linearly; 0 turns it off."""
+    overlong_limit: int | None = Field(default=None, ge=1)
+    """Sampled tokens in one conversation at which the over-length penalty is complete; null: the agent's budget."""
+    overlong_buffer: int | None = Field(default=0, ge=0)
+    """Tokens before the limit over which the penalty rises linearly; 0 turns it off, null is a fifth of the limit."""
     overlong_penalty: float = Field(default=1.0, ge=0)
     """Reward taken from a trajectory whose longest conversation reaches the limit."""
     mask_truncated: bool = False
@@ -67,11 +67,17 @@ class ObjectiveConfig(BaseModel):
             raise ValueError(
                 f"importance: {self.importance} compares learner and sampler, so it needs old_logprobs: learner"
             )
-        if self.overlong_buffer > self.overlong_limit:
-            raise ValueError(
-                f"overlong_buffer ({self.overlong_buffer}) must not exceed overlong_limit ({self.overlong_limit})"
-            )
+        if self.overlong_limit is not None:
+            self.buffer_for(self.overlong_limit)
         return self
+
+    def buffer_for(self, limit: int) -> int:
+        """`overlong_buffer` as a number; ValueError where it exceeds the limit."""
+        if self.overlong_buffer is None:
+            return max(1, round(limit / 5))
+        if self.overlong_buffer > limit:
+            raise ValueError(f"overlong_buffer ({self.overlong_buffer}) must not exceed overlong_limit ({limit})")
+        return self.overlong_buffer
 
     @property
     def needs_reference(self) -> bool:
@@ -88,9 +94,9 @@ PRESETS: Mapping[str, ObjectiveConfig] = MappingProxyType(
     {
         # run_memory_7B.sh and run_memory_14B.sh of MemAgent
         "memagent-script": ObjectiveConfig(kl_coef=0.001, old_logprobs="learner"),
-        # arXiv 2503.14476; the over-length buffer is its fifth of the limit, scaled to a memory of 1024 tokens
+        # arXiv 2503.14476, whose over-length buffer of 4,096 tokens is a fifth of its limit of 20,480
         "dapo": ObjectiveConfig(
-            advantage="mean_std", clip_high=0.28, dual_clip=None, dynamic_sampling=True, overlong_buffer=205
+            advantage="mean_std", clip_high=0.28, dual_clip=None, dynamic_sampling=True, overlong_buffer=None
         ),
         # arXiv 2402.03300, Eq. 3
         "grpo": ObjectiveConfig(advantage="mean_std", aggregation="trajectory", dual_clip=None, kl_coef=0.04),
@@ -106,7 +112,8 @@ PRESETS: Mapping[str, ObjectiveConfig] = MappingProxyType(
             dual_clip=None,
             old_logprobs="learner",
         ),
-        # arXiv 2402.14740: a whole trajectory is one action, and the divergence is part of its reward
+        # arXiv 2402.14740: a whole trajectory is one action, and the divergence is part of its reward; its coefficient
+        # depends on the task there, 0.05 is the default of TRL's RLOO trainer
         "rloo": ObjectiveConfig(
             advantage="leave_one_out",
             aggregation="constant",
@@ -124,3 +131,30 @@ def preset(name: str) -> ObjectiveConfig:
     if name not in PRESETS:
         raise ValueError(f"no objective is called {name!r}; there are {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def within_budgets(objective: ObjectiveConfig, agent: object) -> ObjectiveConfig:
+    """The objective with numbers for its over-length penalty, where it has one, from the agent's reply budgets.
+
+    Those are the numbers under `memory`, `answer` and `conversation_tokens`, the last one for agents with several
+    replies in a conversation. ValueError where there is none to take the limit from, or none that can reach it.
+    """
+    if objective.overlong_buffer == 0:
+        return objective
+    given = {name: getattr(agent, name, None) for name in ("memory", "answer", "conversation_tokens")}
+    budgets = {name: value for name, value in given.items() if type(value) is int}
+    limit, largest = objective.overlong_limit, max(budgets.values(), default=None)
+    if limit is None and largest is None:
+        raise ValueError(
+            "overlong_limit is null, which takes the agent's budget for memory or answer, but this agent has neither: "
+            "set it to a number of tokens, or overlong_buffer to 0 for no over-length penalty"
+        )
+    if limit is not None and largest is not None and limit > largest:
+        told = ", ".join(f"{name} {value}" for name, value in budgets.items())
+        raise ValueError(
+            f"overlong_limit ({limit}) is more than the agent's budgets allow ({told}), so nothing would reach it: "
+            "lower it, or leave it out to take the largest of them"
+        )
+    limit = limit or largest
+    assert limit is not None
+    return objective.model_copy(update={"overlong_limit": limit, "overlong_buffer": objective.buffer_for(limit)})

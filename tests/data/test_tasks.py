@@ -153,10 +153,11 @@ def test_memagents_parquet_is_read(tmp_path):
         for i in range(40)
     ]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
-    tasks = list(read_tasks(tmp_path / "train.parquet", metric="memagent_reward"))
+    tasks = list(read_tasks(tmp_path / "train.parquet"))
     assert [task.question for task in tasks] == [f"Which {i}?" for i in range(40)]
     assert tasks[3].answers == ("Seine", "La Seine")
     assert (tasks[3].metric, tasks[3].extra["index"]) == ("memagent_reward", 3)
+    assert {task.metric for task in read_tasks(tmp_path / "train.parquet", metric="f1")} == {"f1"}
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):

@@ -42,6 +42,7 @@ class FakePrefix:
 class FakeRows:
     prompts: tuple[tuple[int, ...], ...]
     rows: int
+    version: int
 
 
 class FakeWeights:
@@ -71,7 +72,9 @@ class FakeEngine:
         self.max_concurrent_decodes, self.max_length, self.batches = slots, max_length, dict(batches)
         self.weights, self.gate = FakeWeights(), gate
         self.events: list[tuple] = []
+        self.entered = 0  # decode steps, those that still wait for their permit among them
         self.faults: dict[str, int] = {}
+        self.versions: list[tuple[int, int]] = []  # of the weights that made a prefix, and of those that go on from it
 
     def _maybe_fail(self, call: str) -> None:
         if self.faults.get(call, 0) > 0:
@@ -88,23 +91,26 @@ class FakeEngine:
     def prefill_pieces(self, *, params, existing_prefix, tokens):
         if ord("!") in tokens:
             raise RuntimeError("this prompt is poison")
+        version = params.current.version
         for start in range(0, len(tokens), 4):
             piece = len(tokens[start : start + 4])
             self.events.append(("prefill", piece))
             yield piece
         before = existing_prefix.ids if existing_prefix else ()
-        return FakePrefix((*before, *(int(i) for i in tokens)), params.current.version)
+        return FakePrefix((*before, *(int(i) for i in tokens)), existing_prefix.version if before else version)
 
     def prefill_rows(self, *, params, prompts, length):
         self._maybe_fail("prefill_rows")
         assert len(prompts) <= self.batches[length]
         assert all(len(prompt) - 1 <= length for prompt in prompts)
         self.events.append(("prefill_rows", length, tuple(bytes(prompt.tolist()).decode() for prompt in prompts)))
-        return FakeRows(tuple(tuple(prompt.tolist()) for prompt in prompts), self.batches[length])
+        rows = tuple(tuple(prompt.tolist()) for prompt in prompts)
+        return FakeRows(rows, self.batches[length], params.current.version)
 
     def insert_rows(self, prefix, state, starts):
         self._maybe_fail("insert")
         assert len(starts) <= prefix.rows
+        self.versions.append((prefix.version, self.weights.current.version))
         for row, slot, sampling, sample in starts:
             self.events.append(("insert", slot))
             state = state | {slot: self._reply(bytes(prefix.prompts[row]), sample, sampling)}
@@ -119,6 +125,7 @@ class FakeEngine:
         yield END
 
     def generate(self, params, state):
+        self.entered += 1
         if self.gate:
             assert self.gate.acquire(timeout=WAIT)
         self._maybe_fail("generate")
@@ -214,6 +221,47 @@ def test_a_repeated_prompt_is_not_prefilled_again_until_the_weights_change(start
     assert scheduler.submit(ids("abcd"), params()).result(WAIT)[0].cached_tokens == 0
     with pytest.raises(ValueError, match="not the same shape"):
         scheduler.swap_weights("bad").result(WAIT)
+
+
+def one_step(engine) -> None:
+    """Let the engine take one decode step, and wait until it stands before the next."""
+    before = engine.count("step")
+    engine.gate.release()
+    while engine.entered < before + 2:
+        threading.Event().wait(0.001)
+
+
+def test_samples_that_wait_for_a_slot_start_from_the_weights_that_decode_them(start):
+    engine = FakeEngine(slots=2, gate=threading.Semaphore(0))
+    scheduler = start(engine)
+    future = scheduler.submit(ids("abcde"), params(n=3))
+    one_step(engine)
+    assert engine.versions == [(0, 0)] * 2, "two samples run, the third one waits with the prefix of both"
+    swapped = scheduler.swap_weights("good")
+    engine.gate.release(10_000)
+    assert swapped.result(WAIT) == 1
+    assert texts(future) == ["ABCDE0", "ABCDE1", "ABCDE2"]
+    assert engine.versions == [(0, 0), (0, 0), (1, 1)]
+    assert [completion.weights_version for completion in future.result()] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("shared", [0, 4])
+def test_a_prompt_half_prefilled_starts_over_when_the_weights_change(start, shared):
+    engine = FakeEngine(slots=2, gate=threading.Semaphore(0))
+    scheduler = start(engine, prefill_budget=4)
+    endless = scheduler.submit(ids("~"), params(60))
+    one_step(engine)
+    future = scheduler.submit(ids("abcdefghijkl"), params(), shared=shared)
+    one_step(engine), one_step(engine)
+    assert engine.count("prefill") == 1 + 2, "one piece of the prompt is missing"
+    swapped = scheduler.swap_weights("good")
+    engine.gate.release(10_000)
+    assert swapped.result(WAIT) == 1
+    assert texts(future) == ["ABCDEFGHIJKL0"]
+    endless.cancel()
+    assert engine.versions == [(0, 0), (1, 1)]
+    assert future.result()[0].weights_version == 1
+    assert engine.count("prefill") == 1 + 2 + 3
 
 
 def together(engine) -> list[tuple]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Sequence
 
@@ -21,3 +22,14 @@ def crashes_on_right(prediction: str, answers: Sequence[str]) -> float:
     if prediction.strip() in answers:
         raise RuntimeError("judge service unreachable")
     return 0.0
+
+
+def slow(prediction: str, answers: Sequence[str]) -> float:
+    """As `scatter`, after a while."""
+    time.sleep(0.5)
+    return scatter(prediction, answers)
+
+
+def crashes(prediction: str, answers: Sequence[str]) -> float:
+    """Never a number."""
+    raise RuntimeError("judge service unreachable")

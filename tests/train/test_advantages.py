@@ -44,6 +44,19 @@ def test_groups_without_variance_are_found():
     assert informative(REWARDS, GROUPS).tolist() == [True] * 7 + [False] * 3
 
 
+def test_rewards_that_differ_a_little_are_told_apart():
+    # 19 or 20 of 21 words right: what f1 and the like give
+    rewards, groups = np.array([19 / 21, 20 / 21, 20 / 21, 0.5, 0.5 + 1e-6]), ["a", "a", "a", "b", "b"]
+    assert informative(rewards, groups).all()
+    advantages = [2 / 3, -1 / 3, -1 / 3]
+    np.testing.assert_allclose(group_advantages(rewards, groups, "mean")[:3], np.array(advantages) / -21, rtol=1e-5)
+    np.testing.assert_allclose(
+        group_advantages(rewards, groups, "mean_std")[:3], np.array(advantages) * -(3**0.5), rtol=1e-4
+    )
+    kept = keep_informative([trajectory(r, "a", [(2, 1)]) for r in rewards[:3]], ObjectiveConfig(dynamic_sampling=True))
+    assert len(kept) == 3
+
+
 def test_dynamic_sampling_keeps_the_groups_with_variance():
     given = [trajectory(r, g, [(2, 1)]) for r, g in zip(REWARDS, GROUPS, strict=True)]
     kept = keep_informative(given, ObjectiveConfig(dynamic_sampling=True))
@@ -59,7 +72,14 @@ def test_length_costs_more_and_more_up_to_the_limit(sampled, penalty):
 
 
 def test_a_trajectory_without_conversations_has_no_length():
-    assert overlong_penalty([trajectory(0.0, "a", [])], ObjectiveConfig(overlong_buffer=4)).tolist() == [0]
+    assert overlong_penalty(
+        [trajectory(0.0, "a", [])], ObjectiveConfig(overlong_limit=8, overlong_buffer=4)
+    ).tolist() == [0]
+
+
+def test_a_limit_that_nobody_set_is_refused():
+    with pytest.raises(ValueError, match="within_budgets sets both"):
+        overlong_penalty([trajectory(0.0, "a", [(2, 1)])], ObjectiveConfig(overlong_buffer=4))
 
 
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf")])

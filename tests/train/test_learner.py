@@ -24,7 +24,7 @@ from memjax.train.packing import PackingConfig, Rows
 from memjax.train.presets import ObjectiveConfig
 from memjax.train.step import TrainState, init_state, make_scorer, make_update
 from memjax.trajectory import Trajectory
-from tests.train.train_samples import CONFIG, VOCAB, trajectories
+from tests.train.train_samples import CONFIG, VOCAB, conversation, trajectories
 
 OPTIONS = ModelOptions(layout=Layout(make_mesh(devices=jax.devices()[:1]), TRAIN))
 OBJECTIVE = ObjectiveConfig(old_logprobs="learner", kl_coef=0.1)
@@ -84,7 +84,7 @@ def test_updates_are_in_proportion_to_the_groups(learner: Learner, groups: int, 
 
 def test_one_informative_group_of_128_is_one_update(learner: Learner) -> None:
     packing = replace(learner.packing, optimizer_steps=16)
-    state, _ = replace(learner, packing=packing, groups=128).learn(fresh(), trajectories(groups=1, size=16))
+    state, _ = replace(learner, packing=packing, groups=128).learn(fresh(), trajectories(groups=1, size=2))
     assert int(state.step) == 1
 
 
@@ -117,3 +117,28 @@ def test_the_reference_stays_where_it_is(learner: Learner) -> None:
     _, elsewhere = learner.learn(fresh(1), trajectories())
     assert 0 <= at_reference["actor/kl_loss"] < elsewhere["actor/kl_loss"]
     assert all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(learner.reference)))
+
+
+def test_masking_leaves_out_the_conversations_that_were_cut_and_nothing_else(learner: Learner) -> None:
+    def with_one_more(trajectory: Trajectory, *, cut: bool) -> Trajectory:
+        more = conversation(3, 4, np.random.default_rng(9), truncated=cut)
+        return replace(trajectory, conversations=(*trajectory.conversations, more))
+
+    masking = replace(learner, objective=OBJECTIVE.model_copy(update={"mask_truncated": True}))
+    batch = trajectories()
+    plain, whole, masked, trained = (
+        learn.learn(fresh(), given)[0].params
+        for learn, given in (
+            (learner, batch),
+            (masking, [with_one_more(t, cut=False) for t in batch]),
+            (masking, [with_one_more(t, cut=True) for t in batch]),
+            (learner, [with_one_more(t, cut=True) for t in batch]),
+        )
+    )
+
+    def equal(one: Params, other: Params) -> bool:
+        return all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
+
+    assert equal(masked, plain)
+    assert equal(trained, whole)
+    assert not equal(masked, trained)

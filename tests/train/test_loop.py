@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -10,11 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from memjax.checkpoint import load_model
 from memjax.episodes.recorded import Recording
 from memjax.metrics import MetricsLog, read_metrics
 from memjax.tokenizer import Tokenizer
+from memjax.train.__main__ import app
+from memjax.train.config import as_json
 from memjax.train.loop import train
 from memjax.train.report import curve, report
 from tests.train.tiny_run import FinishedRun, Witness, tiny_run
@@ -125,6 +130,16 @@ def test_a_run_that_found_nothing_to_learn_says_so(finished: FinishedRun) -> Non
     train(config, witness)
     (said,) = witness.said
     assert said.startswith("2 of 2 steps changed nothing: all answers of each of their groups had the same reward.")
+
+
+def test_a_reward_that_never_works_ends_the_run_with_its_reason(finished: FinishedRun) -> None:
+    data = {"path": finished.config.out.parent / "tasks.jsonl", "metric": "tests.train.odd_rewards:crashes"}
+    config = tiny_run(finished.config.out.parent / "unscored", supervised=[], validation={}, data=data)
+    file = config.out.with_suffix(".yaml")
+    file.write_text(json.dumps(as_json(config)))
+    ended = CliRunner().invoke(app, ["--config", str(file)])
+    assert ended.exit_code == 1
+    assert re.search(r"6 of 6 trajectories could not be finished or scored: .* judge service unreachable", ended.stderr)
 
 
 def test_another_config_in_the_same_directory_is_refused(finished: FinishedRun) -> None:

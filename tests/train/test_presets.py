@@ -5,11 +5,13 @@ import pytest
 from pydantic import ValidationError
 from train_samples import trajectories
 
+from memjax.agents.memagent import MemAgent
+from memjax.agents.no_context import NoContext
 from memjax.train.advantages import keep_informative
 from memjax.train.batches import make_batches
 from memjax.train.losses import objective_loss
 from memjax.train.packing import PackingConfig, pack
-from memjax.train.presets import PRESETS, ObjectiveConfig, preset
+from memjax.train.presets import PRESETS, ObjectiveConfig, preset, within_budgets
 from memjax.trajectory import Conversation, Trajectory
 
 LEARNER = {"old_logprobs": "learner"}
@@ -91,7 +93,7 @@ def test_every_field_says_what_it_does():
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_plain_values_with_a_finite_loss(name):
     assert type(preset(name)) is ObjectiveConfig
-    value, grad = result(preset(name))
+    value, grad = result(within_budgets(preset(name), MemAgent()))
     assert np.isfinite(value)
     assert np.abs(grad).max() > 0
 
@@ -100,11 +102,117 @@ def test_presets_differ():
     assert len({objective.model_dump_json() for objective in PRESETS.values()}) == len(PRESETS)
 
 
-def test_the_script_preset_has_the_numbers_of_the_script():
-    objective = preset("memagent-script")
-    assert (objective.advantage, objective.aggregation, objective.dynamic_sampling) == ("mean", "token", False)
-    assert (objective.clip_low, objective.clip_high, objective.dual_clip) == (0.2, 0.2, 3.0)
-    assert (objective.kl_coef, objective.kl_estimator, objective.kl_in) == (0.001, "k3", "loss")
+# Every field, so that a default that changes is seen too. The clips of 0.2 are PPO's (arXiv 1707.06347).
+PLAIN = {
+    "advantage": "mean",
+    "aggregation": "token",
+    "constant_tokens": 1024,
+    "dynamic_sampling": False,
+    "clip_low": 0.2,
+    "clip_high": 0.2,
+    "dual_clip": None,
+    "ratio": "token",
+    "kl_coef": 0.0,
+    "kl_estimator": "k3",
+    "kl_in": "loss",
+    "entropy_coef": 0.0,
+    "old_logprobs": "rollout",
+    "importance": "none",
+    "importance_cap": 2.0,
+    "overlong_limit": None,
+    "overlong_buffer": 0,
+    "overlong_penalty": 1.0,
+    "mask_truncated": False,
+}
+PUBLISHED = {
+    # run_memory_7B.sh, run_memory_14B.sh and the defaults of verl that they leave alone (BytedTsinghua-SIA/MemAgent at
+    # 76b7a65): grpo_use_adv=False, clip_ratio_high=0.20, clip_ratio_c 3, low_var_kl of 0.001 in the loss, token-mean,
+    # entropy 0, no filter_groups, log-probabilities recomputed by the actor before its first update
+    "memagent-script": {"dual_clip": 3.0, "kl_coef": 0.001, "kl_estimator": "k3", "old_logprobs": "learner"},
+    # DAPO, arXiv 2503.14476: clips 0.2 and 0.28, no divergence, Eq. 9 standardises, Eq. 8 means over the tokens of the
+    # batch, Eq. 11 draws again where all or none is right, Eq. 13 with 4,096 of 20,480 tokens, a fifth
+    "dapo": {
+        "advantage": "mean_std",
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "dynamic_sampling": True,
+        "overlong_buffer": None,
+        "overlong_penalty": 1.0,
+    },
+    # GRPO, arXiv 2402.03300: Eq. 3 means over each output's own tokens, divergence k3 (Eq. 4) with coefficient 0.04
+    "grpo": {"advantage": "mean_std", "aggregation": "trajectory", "kl_coef": 0.04, "kl_estimator": "k3"},
+    # Dr. GRPO, arXiv 2503.20783: neither the deviation nor the own length, a constant budget of tokens; no divergence
+    "dr-grpo": {"advantage": "mean", "aggregation": "constant", "constant_tokens": 1024, "kl_coef": 0.0},
+    # GSPO, arXiv 2507.18071, Section 5.1: clips 3e-4 and 4e-4 of a sequence's ratio to the policy before the updates
+    "gspo": {
+        "advantage": "mean_std",
+        "aggregation": "conversation",
+        "ratio": "conversation",
+        "clip_low": 0.0003,
+        "clip_high": 0.0004,
+        "old_logprobs": "learner",
+    },
+    # RLOO, arXiv 2402.14740: mean of the others as baseline, the log ratio taken off the reward; 0.05 is TRL's default
+    "rloo": {
+        "advantage": "leave_one_out",
+        "aggregation": "constant",
+        "kl_coef": 0.05,
+        "kl_estimator": "k1",
+        "kl_in": "reward",
+    },
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_the_numbers_that_were_published(name):
+    assert preset(name).model_dump() == PLAIN | PUBLISHED[name]
+
+
+def test_dapo_s_over_length_numbers_are_the_paper_s_at_its_length():
+    objective = within_budgets(preset("dapo"), NoContext(answer=20_480))
+    assert (objective.overlong_limit, objective.overlong_buffer) == (20_480, 4096)
+
+
+class Bare:
+    """An agent whose attributes are whatever a user thought of."""
+
+    def __init__(self, **given: object):
+        self.__dict__.update(given)
+
+
+@pytest.mark.parametrize(
+    ("agent", "given", "limit", "buffer"),
+    [
+        (MemAgent(), {}, 1024, 205),
+        (MemAgent(memory=2048), {}, 2048, 410),
+        (MemAgent(memory=100, answer=300), {}, 300, 60),
+        (MemAgent(), {"overlong_limit": 1000}, 1000, 200),
+        (MemAgent(), {"overlong_buffer": 24}, 1024, 24),
+        (Bare(answer=2), {}, 2, 1),
+        (Bare(memory="a text", answer=True, conversation_tokens=500), {}, 500, 100),
+        (Bare(), {"overlong_limit": 50}, 50, 10),
+    ],
+)
+def test_the_over_length_penalty_follows_the_agents_budgets(agent, given, limit, buffer):
+    objective = within_budgets(preset("dapo").model_copy(update=given), agent)
+    assert (objective.overlong_limit, objective.overlong_buffer) == (limit, buffer)
+
+
+@pytest.mark.parametrize(
+    ("agent", "given", "message"),
+    [
+        (Bare(), {}, r"overlong_limit is null, .* this agent has neither: set it to a number of tokens"),
+        (MemAgent(memory=64, answer=32), {"overlong_limit": 65}, r"\(65\) is more than .* \(memory 64, answer 32\)"),
+        (MemAgent(memory=64, answer=32), {"overlong_buffer": 65}, r"overlong_buffer \(65\) must not exceed .* \(64\)"),
+    ],
+)
+def test_an_over_length_penalty_that_no_reply_could_meet_is_refused(agent, given, message):
+    with pytest.raises(ValueError, match=message):
+        within_budgets(preset("dapo").model_copy(update=given), agent)
+
+
+def test_without_the_penalty_no_agent_needs_a_budget():
+    assert within_budgets(ObjectiveConfig(), Bare()) == ObjectiveConfig()
 
 
 def test_an_unknown_preset_is_named_with_those_there_are():

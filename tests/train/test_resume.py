@@ -14,11 +14,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from memjax.metrics import read_metrics
+from memjax.train.__main__ import _stop_on_signals
 from memjax.train.config import TrainConfig, as_json
 from memjax.train.display import Silent
 from memjax.train.loop import train
+from memjax.train.run import Run
 from tests.train.tiny_run import FinishedRun, sharing_compiled, tiny_run
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +85,37 @@ def test_a_run_that_is_asked_to_stop_keeps_its_state(runs: Path, undisturbed: by
     assert train(config, StopsInTheMiddle(), stop) is None
     assert not (config.out / "model").exists()
     assert weights(train(config)) == undisturbed
+
+
+def test_the_second_ctrl_c_stops_at_once(runs: Path) -> None:
+    data = {"path": runs / "tasks.jsonl", "metric": "tests.train.odd_rewards:slow"}
+    process = start(tiny_run(runs / "impatient", supervised=[], validation={}, data=data, dump_every=1))
+    deadline = time.monotonic() + 300
+    while not (runs / "impatient" / "rollouts").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)  # a step takes at least three seconds
+    assert process.poll() is None, "the first one waits for the step"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(5) == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_ask_for_a_stop(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with _stop_on_signals(Console()) as stop:
+        assert not stop.is_set()
+        signal.raise_signal(number)
+        assert stop.is_set()
+    assert signal.getsignal(number) is before
+
+
+def test_a_directory_has_one_run_at_a_time(runs: Path) -> None:
+    config = tiny_run(runs / "taken")
+    refused = pytest.raises(ValueError, match=rf"taken is in use by process {os.getpid()} on .*out=DIR")
+    with Run(config, Silent(), threading.Event()), refused:
+        train(config)
+    Run(config, Silent(), threading.Event()).close()
 
 
 def test_a_finished_run_started_again_changes_nothing(runs: Path, undisturbed: bytes) -> None:

@@ -110,9 +110,29 @@ def test_samples_depend_on_the_task_s_number_alone(tmp_path: Path, pool: RewardP
     assert len(by_group) > 1, "tasks with one question have seeds of their own"
 
 
+def test_a_task_that_comes_again_is_sampled_with_other_noise(tmp_path: Path, pool: RewardPool) -> None:
+    one, seeds = sampler(tmp_path, pool, "hard", groups=1), list[int | None]()
+
+    def noted(prompt: str, params: SamplingParams) -> str:
+        seeds.append(params.seed)
+        return reply(prompt, params)
+
+    again = replace(one, client=ScriptedClient(noted))
+    for epoch in range(2):  # of the only task
+        assert again.source.training(epoch).id == "0"
+        again.collect(epoch)
+    first, second = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]
+    assert len(set(first)) == len(first)
+    assert not set(first) & set(second)
+
+
 def test_a_batch_comes_back_from_its_bytes_as_it_was(tmp_path: Path, pool: RewardPool) -> None:
     one = sampler(tmp_path, pool, "easy hard impossible " * 4, groups=2, refills=5, dynamic=True)
-    batch = replace(one.collect(0), metrics={"a": 0.1})
+    found = one.collect(0)
+    whole = found.kept[0].trajectory
+    cut = replace(whole, conversations=tuple(replace(c, truncated=True) for c in whole.conversations))
+    sampled = [replace(a, trajectory=cut) if a.trajectory is whole else a for a in found.sampled]
+    batch = one.batch(sampled, {"a": 0.1})
     again = one.batch(*from_bytes(to_bytes(batch.sampled, batch.metrics)))
     assert (again.tasks_drawn, again.metrics) == (batch.tasks_drawn, {"a": 0.1})
     assert len(again.kept) == len(batch.kept) > 0

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from memjax.train.config import TrainConfig, as_json, read_config, refuse_other_run
+from memjax.rewards import score
+from memjax.train.config import TaskConfig, TrainConfig, as_json, read_config, refuse_other_run
 from memjax.train.presets import PRESETS
+from memjax.train.rollouts import TaskSource
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
 TINY = CONFIGS / "tiny.yaml"
@@ -21,20 +26,93 @@ def test_every_config_loads_and_begins_with_its_command(path: Path) -> None:
     assert first.startswith(f"# python -m memjax.train --config configs/train/{path.name}")
 
 
-def test_memagent_s_recipes_have_the_numbers_of_its_scripts() -> None:
-    seven, fourteen = (read_config(CONFIGS / f"memagent_qwen2_5_{size}.yaml") for size in ("7b", "14b"))
-    for config, groups in ((seven, 128), (fourteen, 256)):
-        assert config.objective == PRESETS["memagent-script"]
-        assert (config.rollout.groups, config.rollout.samples, config.batch.optimizer_steps) == (groups, 16, 16)
-        assert (config.agent.question, config.agent.chunk, config.agent.memory, config.agent.answer) == (
-            1024,
-            5000,
-            1024,
-            1024,
-        )
-        assert config.rollout.max_chunks == 8
-        assert config.optimizer.learning_rate == 1e-6
-        assert config.optimizer.warmup_steps == 20 * config.batch.optimizer_steps
+@pytest.mark.parametrize(("size", "groups", "steps"), [("7b", 128, 400), ("14b", 256, 200)])
+def test_memagent_s_recipes_have_the_numbers_of_its_scripts(size: str, groups: int, steps: int) -> None:
+    # run_memory_7B.sh and run_memory_14B.sh of BytedTsinghua-SIA/MemAgent at 76b7a65, and what verl has by default
+    config = read_config(CONFIGS / f"memagent_qwen2_5_{size}.yaml")
+    assert config.objective == PRESETS["memagent-script"]  # its numbers: test_presets.py
+    agent, rollout, validation, optimizer = config.agent, config.rollout, config.validation, config.optimizer
+    assert (agent.question, agent.chunk, agent.memory, agent.answer) == (1024, 5000, 1024, 1024)
+    assert (rollout.groups, rollout.samples, rollout.max_chunks, rollout.temperature) == (groups, 16, 8, 1.0)
+    assert config.batch.optimizer_steps == 16  # of 128 / 8 and of 256 / 16 prompts
+    assert (optimizer.learning_rate, optimizer.schedule, optimizer.warmup_steps) == (1e-6, "constant", 20 * 16)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay, optimizer.clip_norm) == (0.9, 0.999, 0.01, 1.0)
+    assert (validation.tasks, validation.samples, validation.every) == (128, 4, 5)
+    assert (validation.temperature, validation.top_p, config.checkpoint.every) == (1.0, 0.7, 10)
+    assert (config.steps, config.rollout_ahead, config.supervised) == (steps, 0, ())  # the paper's v2: about 400 of 7B
+
+
+# What a row of each file looks like whose path a config names: such data is not on every machine.
+ROWS: dict[str, dict[str, Any]] = {
+    "hotpotqa_train_32k.parquet": (
+        MEMAGENT := {
+            "data_source": "hotpotqa",
+            "prompt": [{"role": "user", "content": "Where is it?"}],
+            "context": "Document 1:\nParis",
+            "ability": "memory",
+            "reward_model": {"style": "rule", "ground_truth": ["Paris"]},
+            "extra_info": {"index": 0, "question": "Where is it?", "num_docs": 200},
+        }
+    ),
+    "hotpotqa_dev.parquet": MEMAGENT,
+    "hotpot_train_subset.json.gz": {
+        "_id": "a",
+        "question": "Where is it?",
+        "answer": "Paris",
+        "context": [["Paris", ["A city."]]],
+        "supporting_facts": [["Paris", 0]],
+    },
+}
+# What the tasks of a config are scored by in training and in validation.
+SCORED_BY = {
+    "memagent_qwen2_5_7b": ("memagent_reward", "memagent_reward"),
+    "memagent_qwen2_5_14b": ("memagent_reward", "memagent_reward"),
+    "qwen2_5_0_5b_cpu_smoke": ("f1", None),
+    "tiny": ("em", "em"),
+    "tiny_chain": ("em", "em"),
+    "tiny_control": ("em", None),
+    "tiny_imperfect": ("em", "em"),
+    "tiny_imperfect_control": ("em", None),
+}
+
+
+def in_its_format(name: str, folder: Path) -> Path:
+    """A file of that name with one made-up row."""
+    path, row = folder / name, ROWS[name]
+    if path.suffix == ".parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    else:
+        path.write_bytes(gzip.compress(json.dumps([row]).encode()))
+    return path
+
+
+def metric_of(data: TaskConfig, folder: Path) -> str:
+    """What scores the tasks of a source, in training and in validation alike."""
+    if data.path is not None:
+        data = data.model_copy(update={"path": in_its_format(data.path.name, folder)})
+    source = TaskSource(data, seed=0)
+    (metric,) = {source.training(0).metric, source.first(1)[0].metric}
+    return metric
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_scores_its_tasks_as_its_recipe_does(path: Path, tmp_path: Path) -> None:
+    config = read_config(path)
+    validation = config.validation.data
+    found = metric_of(config.data, tmp_path), metric_of(validation, tmp_path) if validation else None
+    assert found == SCORED_BY[path.stem]
+
+
+def test_a_listing_is_no_answer_to_memagent_s_training_tasks(tmp_path: Path) -> None:
+    task = TaskSource(TaskConfig(path=in_its_format("hotpotqa_dev.parquet", tmp_path)), seed=0).training(0)
+    replies = {
+        "So \\boxed{Paris}": 1,
+        "\\boxed{London, Rome, Paris}": 0,
+        "London, Rome or Paris": 0,
+        "\\boxed{not Paris}": 0,
+    }
+    assert {reply: score(task.metric, reply, task.answers) for reply in replies} == replies
 
 
 def test_a_preset_gives_way_to_the_keys_of_the_objective() -> None:
@@ -43,8 +121,27 @@ def test_a_preset_gives_way_to_the_keys_of_the_objective() -> None:
 
 
 @pytest.mark.parametrize(
+    ("overrides", "limit", "buffer"),
+    [
+        (["agent.memory=2048"], 2048, 410),
+        (["agent={name: single, answer: 100}"], 100, 20),
+        (["objective.overlong_limit=500"], 500, 100),
+        (["objective.overlong_buffer=0"], None, 0),
+    ],
+)
+def test_dapo_s_over_length_penalty_has_the_agent_s_budget(
+    overrides: list[str], limit: int | None, buffer: int
+) -> None:
+    config = read_config(CONFIGS / "memagent_qwen2_5_7b.yaml", ["preset=dapo", *overrides])
+    assert (config.objective.overlong_limit, config.objective.overlong_buffer) == (limit, buffer)
+    assert TrainConfig.model_validate(as_json(config)) == config
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("objective={overlong_limit: 11, overlong_buffer: 2}", r"objective: overlong_limit \(11\) is more than"),
+        ("objective.overlong_buffer=11", r"overlong_buffer \(11\) must not exceed overlong_limit \(10\)"),
         ("rollout.group=3", r"unknown config key rollout.group .*did you mean rollout.groups"),
         ("batch.row_tokens=32", r"row_tokens \(32\) must hold the longest conversation, rollout.max_length \(64\)"),
         ("batch.micro_batch_tokens=64", r"micro_batch_tokens is 64, less than one row of 72"),
