@@ -24,6 +24,17 @@ _STREAM_BLOCK = 1 << 15  # characters that are encoded together when text stream
 _UNSETTLED_WORDS = 3  # pre-tokens at the end of a text that more text may still change: see _settled
 
 
+class ToolCallLike(Protocol):
+    """What `render` reads of memjax.rollout.client.ToolCall."""
+
+    @property
+    def id(self) -> str: ...  # noqa: D102
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def json(self) -> str: ...  # noqa: D102
+
+
 class MessageLike(Protocol):
     """What `render` reads of memjax.rollout.client.Message."""
 
@@ -31,6 +42,12 @@ class MessageLike(Protocol):
     def role(self) -> str: ...  # noqa: D102
     @property
     def content(self) -> Sequence[str | Sequence[int]]: ...  # noqa: D102
+    @property
+    def tool_calls(self) -> Sequence[ToolCallLike]: ...  # noqa: D102
+    @property
+    def tool_call_id(self) -> str | None: ...  # noqa: D102
+    @property
+    def name(self) -> str | None: ...  # noqa: D102
 
 
 class PromptLike(Protocol):
@@ -40,6 +57,8 @@ class PromptLike(Protocol):
     def messages(self) -> Sequence[MessageLike]: ...  # noqa: D102
     @property
     def shared_parts(self) -> int: ...  # noqa: D102
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,8 @@ class Tokenizer:
     """A byte-level tokenizer with its chat template.
 
     Text never becomes a control token: a document that contains "<|im_end|>" is read as those ten characters. Control
-    tokens come from the chat template's own text and from parts that are ids already.
+    tokens come from the chat template's own text and from parts that are ids already. The same holds for what tools and
+    tool calls say.
     """
 
     def __init__(self, definition: Mapping[str, Any], settings: Mapping[str, Any], source: Path):
@@ -95,6 +115,16 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without any control token."""
         return self._plain.encode(text, add_special_tokens=False).ids
+
+    def encode_reply(self, text: str) -> list[int]:
+        """The ids of a text that stands for a model's reply: added tokens that have a text, <tool_call>, are ids."""
+        parts = self._added_pattern.split(text) if self._added_ids else [text]
+        ids = (self._added_ids.get(part) for part in parts)
+        return [
+            i
+            for part, own in zip(parts, ids, strict=True)
+            for i in (self.encode(part) if own is None or own in self._special_ids else [own])
+        ]
 
     def count(self, text: str) -> int:
         """How many ids `text` has."""
@@ -141,18 +171,25 @@ class Tokenizer:
             k -= 1
         return k
 
-    def render(self, messages: Sequence[MessageLike], *, generation_prompt: bool = True) -> list[int]:
+    def render(
+        self,
+        messages: Sequence[MessageLike],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        generation_prompt: bool = True,
+    ) -> list[int]:
         """The ids of a chat: its parts placed in the model's chat template.
 
         Text parts that adjoin are joined before they are encoded; ids go in verbatim. A last message of the assistant
-        is left open, to be continued. Raises ValueError when the template refuses the messages or loses one.
+        is left open, to be continued. Raises ValueError when the template refuses the messages, loses one, or does not
+        know tools.
         """
-        pieces, _ = self._pieces(messages, generation_prompt)
+        pieces, _ = self._pieces(messages, tools, generation_prompt)
         return self._join(pieces, shared_pieces=0).ids
 
     def render_prompt(self, prompt: PromptLike) -> RenderedPrompt:
         """Like `render`, with the count of leading ids that every prompt with the same shared parts begins with."""
-        pieces, before_last = self._pieces(prompt.messages, generation_prompt=True)
+        pieces, before_last = self._pieces(prompt.messages, prompt.tools, generation_prompt=True)
         most = len(prompt.messages[-1].content)
         if not 0 <= prompt.shared_parts <= most:
             raise ValueError(f"shared_parts is {prompt.shared_parts}, but the last message has {most} parts")
@@ -236,62 +273,148 @@ class Tokenizer:
         return checked
 
     def _pieces(
-        self, messages: Sequence[MessageLike], generation_prompt: bool
+        self, messages: Sequence[MessageLike], tools: Sequence[Mapping[str, Any]], generation_prompt: bool
     ) -> tuple[list[str | Sequence[int]], int]:
         """The prompt as texts and ids in order, and the index at which the last message's content begins."""
         if not messages:
             raise ValueError("a prompt needs at least one message")
         continued = messages[-1].role == "assistant"
-        literals = self._literals(messages, generation_prompt and not continued)
+        if continued and messages[-1].tool_calls:
+            raise ValueError("a prompt cannot end with tool calls: the messages of their results come after them")
+        said = _SaidText(self._added_pattern)
+        literals = self._literals(messages, tools, generation_prompt and not continued, said)
         pieces: list[str | Sequence[int]] = []
         start = 0
-        for literal, message in zip(literals, messages, strict=False):
-            pieces += self._literal_pieces(literal)
+        for literal, message in zip(literals, filter(_has_content, messages), strict=False):
+            pieces += self._literal_pieces(literal, said)
             start = len(pieces)
             pieces += message.content
         if not continued:
-            pieces += self._literal_pieces(literals[-1])
+            pieces += self._literal_pieces(literals[-1], said)
         return pieces, start
 
-    def _literals(self, messages: Sequence[MessageLike], generation_prompt: bool) -> list[str]:
+    def _literals(
+        self,
+        messages: Sequence[MessageLike],
+        tools: Sequence[Mapping[str, Any]],
+        generation_prompt: bool,
+        said: _SaidText,
+    ) -> list[str]:
         """What the template writes before, between and after the messages' contents."""
         if self._chat_template is None:
-            return [""] * (len(messages) + 1)
-        marks = [f"[[content of message {i}]]" for i in range(len(messages))]
-        chat = [{"role": m.role, "content": mark} for m, mark in zip(messages, marks, strict=True)]
-        text = self._render_template(chat, generation_prompt)
+            if tools or any(message.tool_calls for message in messages):
+                raise ValueError(f"{self.source} has no chat template, so it cannot show tools: use a chat model")
+            return [""] * (sum(map(_has_content, messages)) + 1)
+        marks = [f"[[content of message {i}]]" if _has_content(m) else "" for i, m in enumerate(messages)]
+        chat = [_for_template(message, mark, said) for message, mark in zip(messages, marks, strict=True)]
+        shown = [said.hide_in(tool) for tool in tools]
+        text = self._render_template(chat, shown, generation_prompt)
         for message, mark in zip(messages, marks, strict=True):
-            if (times := text.count(mark)) != 1:
+            if mark and (times := text.count(mark)) != 1:
                 raise ValueError(
                     f"the chat template of {self.source} writes the content of a {message.role} message {times} times; "
                     "it must write every content once, unchanged"
                 )
+        called = [call["function"]["name"] for message in chat for call in message.get("tool_calls", ())]
+        if any(name not in text for name in called):
+            raise ValueError(
+                f"the chat template of {self.source} does not write tool calls: use a model that knows them"
+            )
+        if tools and text == self._render_template(chat, [], generation_prompt):
+            raise ValueError(f"the chat template of {self.source} ignores tools: use a model that knows them")
+        marks = [mark for mark in marks if mark]
         positions = [text.index(mark) for mark in marks]
         if positions != sorted(positions):
             raise ValueError(f"the chat template of {self.source} changes the order of the messages")
         return re.split("|".join(map(re.escape, marks)), text)
 
-    def _render_template(self, chat: list[dict[str, str]], generation_prompt: bool) -> str:
+    def _render_template(
+        self, chat: list[dict[str, Any]], tools: list[Mapping[str, Any]], generation_prompt: bool
+    ) -> str:
         import jinja2
 
+        names = {"tools": tools, **self._template_names} if tools else self._template_names
         try:
-            return self._template.render(messages=chat, add_generation_prompt=generation_prompt, **self._template_names)
-        except jinja2.TemplateError as error:
+            return self._template.render(messages=chat, add_generation_prompt=generation_prompt, **names)
+        except (jinja2.TemplateError, TypeError) as error:
             raise ValueError(f"the chat template of {self.source} refuses these messages: {error}") from error
 
     @cached_property
     def _template(self) -> jinja2.Template:
         return _compile_template(self._chat_template or "")
 
-    def _literal_pieces(self, literal: str) -> list[str | Sequence[int]]:
-        """The template's own text, its control tokens as ids."""
+    def _literal_pieces(self, literal: str, said: _SaidText) -> list[str | Sequence[int]]:
+        """The template's own text, its control tokens as ids, and what tools and tool calls say in it as text."""
         parts = self._added_pattern.split(literal) if self._added_ids else [literal]
-        return [[self._added_ids[part]] if part in self._added_ids else part for part in parts if part]
+        return [[self._added_ids[part]] if part in self._added_ids else said.show(part) for part in parts if part]
 
     @cached_property
     def _added_pattern(self) -> re.Pattern[str]:
         longest_first = sorted(self._added_ids, key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+
+
+class _SaidText:
+    """Text of tools and tool calls that a template writes, hidden from it where it could be taken for something else.
+
+    What is hidden becomes a number between two private characters, which no quoting changes.
+    """
+
+    def __init__(self, control: re.Pattern[str]):
+        self._hidden: list[str] = []
+        self._pattern = re.compile(rf"{control.pattern}|\[\[|{_OPEN}") if control.pattern != "()" else _MARK_START
+
+    def hide(self, text: str) -> str:
+        """A stand-in for the whole text."""
+        self._hidden.append(text)
+        return f"{_OPEN}{len(self._hidden) - 1}{_CLOSE}"
+
+    def hide_in(self, value: Any) -> Any:
+        """A JSON value whose texts hold no control token and no mark of a content."""
+        if isinstance(value, str):
+            return self._pattern.sub(lambda found: self.hide(found[0]), value)
+        if isinstance(value, Mapping):
+            return {self.hide_in(key): self.hide_in(item) for key, item in value.items()}
+        return [self.hide_in(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def show(self, text: str) -> str:
+        """The text as it was meant."""
+        return _HIDDEN.sub(lambda found: self._hidden[int(found[1])], text)
+
+
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_MARK_START = re.compile(rf"\[\[|{_OPEN}")
+_HIDDEN = re.compile(rf"{_OPEN}(\d+){_CLOSE}")
+
+
+def _has_content(message: MessageLike) -> bool:
+    """Whether a template is given a content; an assistant message that only calls tools has none."""
+    return not message.tool_calls or any(len(part) for part in message.content)
+
+
+def _for_template(message: MessageLike, content: str, said: _SaidText) -> dict[str, Any]:
+    """A message as templates take it, as transformers hands it to them: with arguments as an object."""
+    shown: dict[str, Any] = {"role": message.role, "content": content}
+    if message.tool_calls:
+        functions = [
+            {"name": said.hide(call.name), "arguments": said.hide_in(_arguments(call.json))}
+            for call in message.tool_calls
+        ]
+        ids = [said.hide_in(call.id) for call in message.tool_calls]
+        shown["tool_calls"] = [
+            {"id": id_, "type": "function", "function": function} for id_, function in zip(ids, functions, strict=True)
+        ]
+    for name in ("tool_call_id", "name"):
+        if value := getattr(message, name):
+            shown[name] = said.hide_in(value)
+    return shown
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text  # a template then quotes it
 
 
 class StreamDecoder:

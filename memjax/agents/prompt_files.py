@@ -105,13 +105,13 @@ def load_memory_prompts(layout: str = "memory_first", path: str | Path | None = 
         raise ValueError(f"{path} holds no prompts: give a directory with {_FILE_NAMES}, or a MemAgent .py file")
     if layout not in LAYOUTS:
         raise ValueError(f"the layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    return _from_texts({name: _bundled(f"memagent/{layout}", name) for name in _FILES}, layout)
+    return _from_texts({name: bundled_text(f"memagent/{layout}", name) for name in _FILES}, layout)
 
 
 def load_single_prompt(agent: str = "single") -> SinglePrompt:
     """Our prompt for the whole text in one window, or for no text (`no_context`)."""
     slots = frozenset({"question", "text"} if agent == "single" else {"question"})
-    return SinglePrompt(Template.parse(_bundled(agent, "answer"), f"{agent}/answer.txt", slots))
+    return SinglePrompt(Template.parse(bundled_text(agent, "answer"), f"{agent}/answer.txt", slots))
 
 
 _FILES = ("memory", "final", "no_memory")
@@ -130,7 +130,8 @@ def _from_texts(texts: Mapping[str, str], source: str) -> MemoryPrompts:
     )
 
 
-def _bundled(directory: str, name: str) -> str:
+def bundled_text(directory: str, name: str) -> str:
+    """A text of ours."""
     file = resources.files("memjax.agents") / "prompts" / directory / f"{name}.txt"
     return file.read_text(encoding="utf-8").removesuffix("\n")
 

@@ -13,9 +13,10 @@ from memjax.agents.memagent import MemAgent
 from memjax.agents.no_context import NoContext
 from memjax.agents.oracle import Oracle
 from memjax.agents.single import Single, SingleTruncated
+from memjax.agents.tool import ToolAgent
 
 AGENTS: Mapping[str, type[AgentConfig]] = MappingProxyType(
-    {cls.model_fields["name"].default: cls for cls in (MemAgent, Single, SingleTruncated, NoContext, Oracle)}
+    {cls.model_fields["name"].default: cls for cls in (MemAgent, Single, SingleTruncated, NoContext, Oracle, ToolAgent)}
 )
 DEFAULT = MemAgent()
 """The agent where none is named."""
@@ -29,7 +30,7 @@ def _named(value: Any) -> Any:
 
 
 AnyAgent = Annotated[
-    Annotated[MemAgent | Single | SingleTruncated | NoContext | Oracle, Field(discriminator="name")],
+    Annotated[MemAgent | Single | SingleTruncated | NoContext | Oracle | ToolAgent, Field(discriminator="name")],
     BeforeValidator(_named),
 ]
 """The type of a config's `agent`."""

@@ -43,7 +43,7 @@ class TeacherClient:
     def _own(self, prompt_ids: np.ndarray, reply: Completion, max_tokens: int) -> Completion:
         if reply.finish_reason not in ("stop", "length"):
             return reply
-        ids = self.tokenizer.encode(reply.text)
+        ids = self.tokenizer.encode_reply(reply.text)
         ids += [self.tokenizer.eos_ids[0]] if reply.finish_reason == "stop" else []
         is_cut = reply.finish_reason == "length" or len(ids) > max_tokens
         ids = ids[:max_tokens]

@@ -1,4 +1,4 @@
-"""Rows of other projects' task files as tasks: RULER, MemAgent, HotpotQA and SQuAD."""
+"""Rows of other projects' task files as tasks: RULER, MemAgent, HotpotQA, SQuAD and GSM8K."""
 
 from __future__ import annotations
 
@@ -84,6 +84,16 @@ def memagent_training(row: Mapping[str, Any], position: int, corpus: Corpus | No
         metric="memagent_reward",
         extra={**extra, "data_source": row.get("data_source")},
     )
+
+
+def gsm8k(row: Mapping[str, Any], position: int) -> Task:
+    """The task of a line of GSM8K: the number after #### is the answer, and what stands before it is its derivation."""
+    solution, mark, answer = row["answer"].rpartition("####")
+    gold = answer.strip().replace(",", "")
+    if not mark or not gold:
+        raise ValueError(f"the answer {row['answer'][-40:]!r} has nothing after ####, where GSM8K has the number")
+    extra = {**_rest(row, "question", "answer"), "solution": solution.strip()}
+    return Task(str(position), row["question"], "", (gold,), metric="number", extra=extra)
 
 
 def answers_of(value: Any) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Task files: one task a line in our own JSON lines, and the files of RULER, MemAgent, HotpotQA and SQuAD as they are.
+"""Task files: one task a line in our own JSON lines, and the files of other projects as they are: RULER, MemAgent,
+HotpotQA, SQuAD, GSM8K.
 
 A line of ours has the fields of `Task`. Its context is a text, `{"file": PATH}` for a UTF-8 text file, or
 `{"corpus": PATH, "documents": [NUMBERS]}`; paths are relative to the task file.
@@ -96,6 +97,8 @@ def _tasks_of(
         yield task_formats.ruler(row, position, path, corpus)
     elif "_id" in row:
         yield task_formats.hotpotqa(row)
+    elif row.keys() >= {"question", "answer"} and not row.keys() & {"id", "answers", "context"}:
+        yield task_formats.gsm8k(row, position)
     else:
         yield _own_task(row, path, open_corpus)
 

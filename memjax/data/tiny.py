@@ -194,19 +194,34 @@ def write_tokenizer(directory: Path) -> None:
     There is no chat template: a prompt is its parts, one after another. transformers reads it as
     `PreTrainedTokenizerFast`; its `AutoTokenizer` would take every Qwen2 model to have Qwen2's own pre-tokeniser.
     """
-    words = (*_OTHER, *FILLER, *KEYS, *VALUES)
-    vocabulary = {word if word == "<unk>" else f"Ġ{word}": i for i, word in enumerate(words, start=1)}
+    write_word_tokenizer(directory, (*_OTHER, *FILLER, *KEYS, *VALUES), model_config())
+
+
+def write_word_tokenizer(
+    directory: Path,
+    words: Sequence[str],
+    config: Mapping[str, Any],
+    marks: Sequence[str] = (),
+    chat_template: str | None = None,
+) -> None:
+    """As `write_tokenizer`, with these words; `marks` are added tokens that have a text."""
+    vocabulary = {word if word == "<unk>" else f"Ġ{word}": i for i, word in enumerate(words, start=1 + len(marks))}
+    added = [added_token(0, END, special=True), *(added_token(i + 1, mark, False) for i, mark in enumerate(marks))]
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
     definition = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [added_token(0, END, special=True)],
+        "added_tokens": added,
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, byte_level]},
         "post_processor": None,
         "decoder": byte_level,
-        "model": {"type": "WordLevel", "vocab": {END: 0, **vocabulary}, "unk_token": "<unk>"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {token["content"]: token["id"] for token in added} | vocabulary,
+            "unk_token": "<unk>",
+        },
     }
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -215,11 +230,11 @@ def write_tokenizer(directory: Path) -> None:
         "unk_token": "<unk>",
         "clean_up_tokenization_spaces": False,
         "model_max_length": 256,
-    }
+    } | ({"chat_template": chat_template} if chat_template else {})
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "tokenizer.json", definition)
     write_json(directory / "tokenizer_config.json", settings)
-    write_json(directory / "config.json", model_config())
+    write_json(directory / "config.json", config)
 
 
 def _slot(fact: Fact | None, rng: random.Random) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memjax.tokenizer import MessageLike
@@ -67,8 +68,16 @@ class EstimatedTokenizer:
         """The estimate never splits a character."""
         return min(n, len(ids))
 
-    def render(self, messages: Sequence[MessageLike], *, generation_prompt: bool = True) -> list[int]:
+    def render(
+        self,
+        messages: Sequence[MessageLike],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        generation_prompt: bool = True,
+    ) -> list[int]:
         """Ids in the number that the messages may take in a service's chat template."""
         parts = [part for message in messages for part in message.content]
         texts = [part if isinstance(part, str) else self.decode(part) for part in parts]
+        texts += [call.name + call.json for message in messages for call in message.tool_calls]
+        texts += [json.dumps(tool, ensure_ascii=False) for tool in tools]
         return self.encode("".join(texts) + "." * TEMPLATE_TOKENS)

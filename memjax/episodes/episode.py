@@ -7,6 +7,7 @@ works in all of them. Every call has a key that does not depend on the order in 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
 from collections import Counter
@@ -20,9 +21,13 @@ import numpy as np
 
 from memjax.data.chunks import Chunk, ChunkTokenizer
 from memjax.data.seeds import derive_seed
+from memjax.environments.environment import Environment, Step
+from memjax.episodes.acting import ActingIn
 from memjax.episodes.feed import Feed
+from memjax.episodes.openai_client import EpisodeClient
 from memjax.episodes.quotes import Quote, QuotedText
-from memjax.rollout.client import Client, ClientError, Message, Part, Prompt
+from memjax.rollout.client import Client, ClientError, Message, Part, Prompt, ToolCall
+from memjax.rollout.tool_calls import parse_tool_calls
 from memjax.trajectory import Completion, SamplingParams, Task, TextSource
 
 if TYPE_CHECKING:
@@ -60,8 +65,8 @@ class EpisodeTokenizer(ChunkTokenizer, Protocol):
         """How many tokens the text takes."""
         ...
 
-    def render(self, messages: Sequence[Message]) -> Sequence[int]:
-        """The ids of the messages in the model's chat template."""
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> Sequence[int]:
+        """The ids of the messages, and of the tools, in the model's chat template."""
         ...
 
 
@@ -119,7 +124,9 @@ class Turn:
     @property
     def is_continuation(self) -> bool:
         """Whether the prompt repeats a reply as an assistant message, and so should extend its conversation."""
-        return any(message.role == "assistant" and message.content for message in self.prompt.messages)
+        return any(
+            message.role == "assistant" and (message.content or message.tool_calls) for message in self.prompt.messages
+        )
 
 
 class Episode:
@@ -152,7 +159,8 @@ class Episode:
         self._feed = feed or Feed(task.context, tokenizer)
         self._max_chunks = max_chunks
         self._keys: set[Key] = set()
-        self._said: dict[str, tuple[Key, np.ndarray]] = {}  # replies that a later message may repeat as text
+        self._said: dict[Any, tuple[Key, np.ndarray]] = {}  # replies that a later message may repeat, by `_said_as`
+        self._environments: dict[int, ActingIn] = {}
 
     async def chat(
         self,
@@ -164,18 +172,23 @@ class Episode:
         chunk: Chunk | None = None,
         trained: bool = True,
         stop: tuple[str, ...] = (),
+        temperature: float | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> Reply:
         """Call the model once.
 
         `kind` names the turn in traces and counters, `chunk` is what of the document the prompt shows, `notes` are JSON
-        values to keep beside the reply. A turn that is not `trained` carries no loss. Raises ValueError for a prompt
+        values to keep beside the reply. A turn that is not `trained` carries no loss, nor does one at another
+        `temperature` than the episode's, which the learner divides by. Raises ValueError for a prompt
         that does not fit and for a `key` used twice, ClientError where the model could not be reached or failed.
         """
         key = self._take_key(key)
         prompt = self._with_own_replies(_as_prompt(prompt))
         seed = derive_seed(self._seed, *key) >> 1  # services take signed 32-bit seeds
         params = replace(self._sampling, max_tokens=max_tokens, seed=seed, n=1, stop=stop or self._sampling.stop)
+        if temperature is not None and temperature != params.temperature:
+            params, trained = replace(params, temperature=temperature), False
+            self.count("off_temperature_calls")
         if prompt.shared_parts:
             self._feed.wait_for_each_other()
         await asyncio.sleep(0)  # a replayed branch must not run ahead of its siblings
@@ -187,6 +200,7 @@ class Episode:
         reply = Reply.of(completion, key, self.tokenizer.eos_ids)
         turn = Turn(key, kind, prompt, reply, chunk, trained, notes or {}, digest, prompt_hash, replayed)
         self._keep(turn)
+        _LAST.set((self, reply))
         return reply
 
     def chunks(
@@ -216,6 +230,26 @@ class Episode:
 
         return feed.read(self, tokens, tuple(tags), limit, count)
 
+    def openai(self) -> EpisodeClient:
+        """A client in the shape of the official AsyncOpenAI, whose calls are calls of this episode."""
+        return EpisodeClient(self)
+
+    def room(self, prompt: Prompt, most: int | None = None) -> int:
+        """Tokens of a reply to a prompt: `most`, by default what the run's sampling allows, or what the window leaves.
+
+        ValueError where it leaves nothing.
+        """
+        most = self._sampling.max_tokens if most is None else most
+        if self.window is None:
+            return most
+        taken = len(self.tokenizer.render(self._with_own_replies(prompt).messages, tools=prompt.tools))
+        if taken >= self.window:
+            raise ValueError(
+                f"the conversation has {taken} tokens, and the window of {self.model} holds {self.window}: make it "
+                "shorter"
+            )
+        return min(most, self.window - taken)
+
     async def call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """An outside effect, done once: `function(*args)` or, if it is a coroutine function, what it returns.
 
@@ -234,6 +268,45 @@ class Episode:
         if self._recorder:
             self._recorder.add_value(key, digest, name, found[0], replayed=replayed)
         return found[0]
+
+    async def reset(self, environment: Environment, *, timeout: float = 60.0) -> Step:
+        """Begin the task in an environment, which is closed when the episode ends; `timeout` is in seconds.
+
+        Raises EnvironmentFailure where it hangs or dies: that is no fault of the agent's.
+        """
+        key = self._take_key(None)
+        seed = derive_seed(self._seed, "environment", *key) >> 1
+        acting = ActingIn(environment, self.task, seed, self._recorder)
+        self._environments[id(environment)] = acting
+        return await self._act(acting, key, None, timeout)
+
+    async def step(self, environment: Environment, action: str, *, timeout: float = 60.0) -> Step:
+        """Act in an environment and return what comes back; its reward goes to the last reply of this asyncio task.
+
+        The action is on disk before the environment acts. A resumed episode takes what came back from its journal and
+        repeats the actions only where it has to act again. Raises EnvironmentFailure as `reset` does.
+        """
+        if (acting := self._environments.get(id(environment))) is None:
+            raise ValueError("this environment was not reset: await episode.reset(environment) before the first step")
+        step = await self._act(acting, self._take_key(None), action, timeout)
+        episode, reply = _LAST.get()
+        if step.reward and reply is not None and episode is self:
+            self.reward(reply, step.reward)
+        return step
+
+    async def _act(self, acting: ActingIn, key: Key, action: str | None, timeout: float) -> Step:
+        await asyncio.sleep(0)
+        digest, recorder = acting.digest(key, action), self._recorder
+        if recorder is None:
+            return await acting.act(action, timeout)
+        known = acting.known(digest, action)
+        if known is None:
+            await self._refuse_to_start_over()
+            self.count("environments_started_over", action is None and acting.starts_over(digest))
+            await recorder.add_action(key, digest, acting.name, action)
+        step = known or await acting.act(action, timeout)
+        recorder.add_observation(key, digest, step, replayed=known is not None)
+        return step
 
     async def gather(self, *coroutines: Coroutine[Any, Any, Result], width: int | None = None) -> list[Result]:
         """The results of coroutines run side by side, at most `width` at a time; the first failure cancels the rest."""
@@ -273,9 +346,11 @@ class Episode:
             raise ValueError(f"a reward must be a finite number, got {value!r}")
         self.rewards[reply.key] = self.rewards.get(reply.key, 0.0) + float(value)
 
-    def leave(self) -> None:
-        """Wait for nobody, and let nobody wait for this episode."""
+    async def leave(self) -> None:
+        """Wait for nobody, let nobody wait for this episode, and close its environments."""
         self._feed.leave(self)
+        for acting in self._environments.values():
+            await acting.close()
 
     def _known(
         self, key: Key, kind: str, prompt: Prompt, params: SamplingParams
@@ -287,7 +362,7 @@ class Episode:
         for digest in digests:
             if (completion := self._recorder.find(digest)) is not None:
                 if self._keep_turns and len(completion.token_ids):
-                    ids = np.asarray(self.tokenizer.render(prompt.messages), np.int32)
+                    ids = np.asarray(self.tokenizer.render(prompt.messages, tools=prompt.tools), np.int32)
                     completion = replace(completion, prompt_ids=ids)
                 return digest, prompt_hash, completion
         return digests[0], prompt_hash, None
@@ -324,23 +399,34 @@ class Episode:
             generated_tokens=completion.completion_tokens,
         )
         if len(completion.token_ids):
-            self._said[completion.text] = turn.key, completion.token_ids
+            said, at = _said_as(turn), len(turn.prompt.messages)
+            self._said[said] = self._said[at, said] = turn.key, completion.token_ids
         if self._keep_turns:
             self.turns.append(turn)
         if self._on_turn:
             self._on_turn(turn)
 
     def _with_own_replies(self, prompt: Prompt) -> Prompt:
-        """The prompt with assistant messages that repeat a reply's text as that reply's ids."""
+        """The prompt with assistant messages that repeat a reply, its text or its calls, as that reply's ids.
 
-        def own(message: Message) -> Message:
-            text = message.content[0] if message.role == "assistant" and len(message.content) == 1 else None
-            if not isinstance(text, str) or text not in self._said:
+        Of equal replies it is the one that stood at that place.
+        """
+
+        def own(at: int, message: Message) -> Message:
+            if message.role != "assistant" or not all(isinstance(part, str) for part in message.content):
                 return message
-            key, token_ids = self._said[text]
-            return replace(message, content=(Quote(without_end(token_ids, self.tokenizer.eos_ids), key),))
+            said: Any = "".join(map(str, message.content))
+            if message.tool_calls:
+                said = _calls_as(said, message.tool_calls)
+            elif not message.content:
+                return message
+            found = self._said.get((at, said)) or self._said.get(said)
+            if found is None:
+                return message
+            key, token_ids = found
+            return Message("assistant", (Quote(without_end(token_ids, self.tokenizer.eos_ids), key),))
 
-        return replace(prompt, messages=tuple(map(own, prompt.messages)))
+        return replace(prompt, messages=tuple(own(at, message) for at, message in enumerate(prompt.messages)))
 
     def _take_key(self, given: int | str | Key | None) -> Key:
         key = self._here().next() if given is None else given if isinstance(given, tuple) else (given,)
@@ -392,6 +478,7 @@ class _Mark:
 
 
 _MARK: ContextVar[_Mark | None] = ContextVar("memjax_episode_mark")
+_LAST: ContextVar[tuple[Episode | None, Reply | None]] = ContextVar("memjax_last_reply", default=(None, None))
 
 
 def key_order(key: Key) -> tuple[tuple[bool, int | str], ...]:
@@ -403,6 +490,23 @@ def without_end(token_ids: np.ndarray, end_ids: Collection[int]) -> tuple[int, .
     """The ids of a reply without the id that ended it."""
     ids = token_ids.tolist()
     return tuple(ids[:-1] if ids and ids[-1] in end_ids else ids)
+
+
+def _said_as(turn: Turn) -> Any:
+    """What a later message must say to be this reply: its text or, where it calls tools, its calls."""
+    parsed = parse_tool_calls(turn.reply.text) if turn.prompt.tools else None
+    return _calls_as(parsed.text, parsed.calls) if parsed and parsed.calls else turn.reply.text
+
+
+def _calls_as(text: str, calls: Sequence[ToolCall]) -> Any:
+    return text.strip(), tuple((call.name, _canonical(call.json)) for call in calls)
+
+
+def _canonical(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except ValueError:
+        return text
 
 
 def _as_prompt(prompt: Prompt | Sequence[Message] | str) -> Prompt:

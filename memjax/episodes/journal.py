@@ -6,6 +6,7 @@ the call under way; it is synced to disk before a listener sees it, else at most
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import json
@@ -22,10 +23,11 @@ import numpy as np
 
 from memjax import __version__
 from memjax.config import flattened
+from memjax.environments.environment import Step
 from memjax.episodes.episode import EpisodeTokenizer, Key, Reply, Turn
 from memjax.episodes.packed import packed, packed_lengths, pieces_in, unpacked
 from memjax.episodes.quotes import CHUNK, Quote, QuotedText
-from memjax.rollout.client import Part, Prompt
+from memjax.rollout.client import Message, Part, Prompt
 from memjax.rollout.identity import ModelIdentity
 from memjax.trajectory import Completion, SamplingParams
 from memjax.whole_file import drop_torn_line
@@ -40,10 +42,13 @@ _NEEDED = {  # fields without which a line cannot be used
     "call": ("episode", "key", "digest", "kind", "reply"),
     "replay": ("episode", "key", "digest"),
     "value": ("episode", "key", "digest"),
+    "action": ("episode", "key", "digest"),
+    "observation": ("episode", "key", "digest"),
     "end": ("episode",),
     "score": ("episode", "reward", "kept"),
     "demonstration": ("episode", "messages", "reply"),
 }
+_STEP = ("text", "reward", "terminated", "truncated", "actions")
 _COUNTED = ("prompt_tokens", "completion_tokens", "cached_tokens", "weights_version")
 
 Line = dict[str, Any]
@@ -146,6 +151,16 @@ class Journal:
             self._sync_is_due = True
             self._syncing.submit(self._sync_soon)
 
+    async def synced(self) -> None:
+        """Return when every line so far is on disk; JournalError where it does not take them."""
+        if self._listeners:  # who are told in order, by one thread
+            await asyncio.wrap_future(self._syncing.submit(self._sync))
+        else:  # that thread may be waiting until a second has passed
+            await asyncio.to_thread(self._sync)
+        if self._failure:
+            self._is_told = True
+            raise JournalError(self._failure)
+
     def chunk_number(self, pieces: Sequence[bytes]) -> int:
         """The number of the chunk with these tokens in this file, to which it is written where it is new."""
         text = b"".join(pieces)
@@ -177,7 +192,7 @@ class Journal:
                 raise
 
     def _index(self, line: Line, offset: int) -> None:
-        if line["type"] == "call" or "value" in line:
+        if line["type"] == "call" or "value" in line or "step" in line:
             self._offsets[line["digest"]] = offset
             self._called.add(line["episode"])
         elif line["type"] == "begin":
@@ -281,6 +296,7 @@ class EpisodeJournal:
             number = self._journal.chunk_number(self._tokenizer.pieces_of(chunk.ids))
             shown = {"start": chunk.start_token, "tokens": len(chunk.ids), "document": chunk.document_tokens}
             line["chunk"] = {"n": number, "index": chunk.index, **shown}
+        line |= {"tools": list(turn.prompt.tools)} if turn.prompt.tools else {}
         line |= {} if turn.trained else {"trained": False}
         line |= {"notes": turn.notes} if turn.notes else {}
         reply: Line = {"text": completion.text, "finish": completion.finish_reason}
@@ -293,6 +309,23 @@ class EpisodeJournal:
         """Write the value of an outside call, or that it was replayed."""
         line: Line = {"type": "value", "episode": self._episode, "key": key, "digest": digest, "name": name}
         self._write(line if replayed else {**line, "value": value})
+
+    async def add_action(self, key: Key, digest: str, environment: str, action: str | None) -> None:
+        """Write what an environment is about to do, None for its reset, and wait until it is on disk."""
+        head = {"type": "action", "episode": self._episode, "key": key, "digest": digest}
+        self._write({**head, "environment": environment, "action": action})
+        await self._journal.synced()
+
+    def add_observation(self, key: Key, digest: str, step: Step, *, replayed: bool) -> None:
+        """Write what came back for an action, or that it was replayed."""
+        line: Line = {"type": "observation", "episode": self._episode, "key": key, "digest": digest}
+        self._write(line if replayed else {**line, "step": {name: getattr(step, name) for name in _STEP}})
+
+    def find_observation(self, digest: str) -> Step | None:
+        """What came back for the action with this digest."""
+        if (line := self._journal.find(digest)) is None:
+            return None
+        return Step(**{**line["step"], "actions": tuple(line["step"]["actions"])})
 
     def end(self, fields: Mapping[str, Any]) -> None:
         """Write what came of a drive; nothing of one that failed before its first call."""
@@ -343,10 +376,17 @@ class EpisodeJournal:
                 else:
                     kind, data = "i", np.asarray(part, np.int32).tobytes()
                 found.update(f"{kind}{len(data)} ".encode() + data)
+            if extra := _beyond_content(message):
+                found.update(json.dumps(extra).encode())
+        if prompt.tools:
+            found.update(f"\0tools\0{json.dumps(prompt.tools)}".encode())
         return found.hexdigest()[:32]
 
     def _prompt(self, prompt: Prompt) -> list[Line]:
-        return [{"role": message.role, "content": [*map(self._part, message.content)]} for message in prompt.messages]
+        return [
+            {"role": message.role, "content": [*map(self._part, message.content)], **_beyond_content(message)}
+            for message in prompt.messages
+        ]
 
     def _part(self, part: Part) -> str | Line:
         if isinstance(part, Quote | QuotedText) and part.source != CHUNK:
@@ -479,6 +519,12 @@ def refuse_if_in_use(path: Path) -> None:
 def _in_use(path: Path) -> str:
     writers = [line["pid"] for _, _, line in read_lines(path) if "pid" in line]
     return f"{path} is in use by process {writers[-1] if writers else '?'}: wait until it is done, or stop it"
+
+
+def _beyond_content(message: Message) -> Line:
+    calls = [{"id": call.id, "name": call.name, "arguments": call.json} for call in message.tool_calls]
+    fields = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _digest(call: str, identity: str) -> str:

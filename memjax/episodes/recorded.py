@@ -12,7 +12,7 @@ import numpy as np
 from memjax.episodes.episode import Key, Reply, Turn
 from memjax.episodes.journal import Line, chunk_pieces, completion_of, read_line, read_lines
 from memjax.episodes.packed import unpacked
-from memjax.rollout.client import Message, Part, Prompt
+from memjax.rollout.client import Message, Part, Prompt, ToolCall
 from memjax.trajectory import Completion
 
 
@@ -58,7 +58,7 @@ class Recording:
             completion = completion_of(line, self._tokenizer)
             replies[key] = Reply.of(completion, key, self._tokenizer.eos_ids)
         for key, line in lines.items():
-            prompt = Prompt(tuple(self._message(message, replies) for message in line["prompt"]))
+            prompt = self._prompt(line["prompt"], line, replies)
             found.append(self._turn(prompt, replies[key], line))
         return found
 
@@ -82,23 +82,29 @@ class Recording:
             episode.score = line
 
     def _turn(self, prompt: Prompt, reply: Reply, line: Line) -> Turn:
-        ids = np.asarray(self._tokenizer.render(prompt.messages), np.int32)
+        ids = np.asarray(self._tokenizer.render(prompt.messages, tools=prompt.tools), np.int32)
         reply = replace(reply, completion=replace(reply.completion, prompt_ids=ids))
         return Turn(reply.key, line["kind"], prompt, reply, trained=line.get("trained", True))
 
     def _demonstration(self, line: Line, number: int) -> Turn:
         """A turn that was written as text, as if the model had drawn it with its end token."""
-        ids = np.asarray([*self._tokenizer.encode(line["reply"]), self._tokenizer.eos_ids[0]], np.int32)
+        ids = np.asarray([*self._tokenizer.encode_reply(line["reply"]), self._tokenizer.eos_ids[0]], np.int32)
         empty = np.zeros(0, np.int32)
         completion = Completion(empty, ids, np.zeros(len(ids), np.float32), line["reply"], "stop")
-        prompt = Prompt(tuple(self._message(message, {}) for message in line["messages"]))
+        prompt = self._prompt(line["messages"], line, {})
         reply = Reply.of(completion, (number + 1,), self._tokenizer.eos_ids)
         return self._turn(prompt, reply, {"kind": "turn", **line})
+
+    def _prompt(self, messages: list[Line], line: Line, replies: dict[Key, Reply]) -> Prompt:
+        found = tuple(self._message(message, replies) for message in messages)
+        return Prompt(found, tools=tuple(line.get("tools", ())))
 
     def _message(self, message: Line, replies: dict[Key, Reply]) -> Message:
         content = message["content"]
         parts = [content] if isinstance(content, str) else content
-        return Message(message["role"], tuple(self._parts(parts, replies)))
+        calls = tuple(ToolCall(**call) for call in message.get("tool_calls", ()))
+        result_of = message.get("tool_call_id"), message.get("name")
+        return Message(message["role"], tuple(self._parts(parts, replies)), calls, *result_of)
 
     def _parts(self, parts: list[str | Line], replies: dict[Key, Reply]) -> Iterator[Part]:
         for part in parts:

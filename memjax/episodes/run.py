@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from memjax import __version__
 from memjax.data.chunks import MIN_CHUNK_TOKENS
 from memjax.data.seeds import derive_seed
+from memjax.episodes.acting import EnvironmentFailure
 from memjax.episodes.conversations import trajectory_of
 from memjax.episodes.episode import Episode, EpisodeTokenizer, JournalMismatch, Turn
 from memjax.episodes.feed import Feed
@@ -86,7 +87,7 @@ async def run_episode(
         answer, failure = "", _unwrapped(raised)
     finally:
         episode.exit(token)
-        episode.leave()
+        await episode.leave()
     seconds = time.perf_counter() - started
     trajectory = trajectory_of(
         episode.turns,
@@ -157,7 +158,7 @@ def _described(
 
 def is_own_fault(failure: Exception) -> bool:
     """Whether an episode failed by what its agent did, not by the machinery around it."""
-    return not isinstance(failure, ClientError | JournalError | JournalMismatch | OSError)
+    return not isinstance(failure, ClientError | EnvironmentFailure | JournalError | JournalMismatch | OSError)
 
 
 def _unwrapped(failure: Exception) -> Exception:
@@ -169,5 +170,5 @@ def _unwrapped(failure: Exception) -> Exception:
 
 def _told(failure: Exception) -> str:
     """An error in words; one that nobody words for people has its type in front."""
-    expected = isinstance(failure, ValueError | ClientError | OSError) and str(failure)
+    expected = isinstance(failure, ValueError | ClientError | EnvironmentFailure | OSError) and str(failure)
     return str(failure) if expected else f"{type(failure).__name__}: {failure}"

@@ -14,7 +14,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from memjax.checkpoint.gguf import GGUFModel
 from memjax.checkpoint.hf import read_config as read_model_config
-from memjax.data import tiny
 from memjax.mesh import AXES, make_mesh, mesh_sizes
 from memjax.models import kv_cache
 from memjax.models.config import ModelOptions, Qwen2Config
@@ -24,7 +23,7 @@ from memjax.plan.hardware import Topology
 from memjax.rollout.shapes import EngineConfig
 from memjax.sharding import TRAIN, Layout
 from memjax.tokenizer import Tokenizer
-from memjax.train.config import TINY, TrainConfig
+from memjax.train.config import FRESH_MODELS, TrainConfig
 from memjax.train.learner import Model
 from memjax.train.packing import PackingConfig
 from memjax.train.step import TrainState, abstract_state
@@ -111,8 +110,8 @@ class Job:
 def model_shape(name: str) -> tuple[Qwen2Config, int]:
     """The shape of a model and the ids of its tokenizer, from its files or, for Qwen2.5's hub ids, by heart."""
     path = Path(name)
-    if name == TINY:
-        shape = Qwen2Config.from_hf(tiny.model_config())
+    if name in FRESH_MODELS:
+        shape = Qwen2Config.from_hf(FRESH_MODELS[name].model_config())
         return shape, shape.vocab_size
     if path.is_dir():
         return read_model_config(path), Tokenizer.load(path).size

@@ -52,6 +52,7 @@ _BUILT_IN = (
     Metric("f1", _best(qa.f1)),
     Metric("hotpot_f1", _best(qa.hotpot_f1)),
     Metric("sub_em", _best(qa.sub_em)),
+    Metric("number", _best(qa.number)),
     Metric("memagent_sub_em", _best(memagent.sub_em)),
     Metric("memagent_reward", memagent.verify, reads="reply"),
     Metric("ruler_all", ruler.string_match_all),

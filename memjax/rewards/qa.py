@@ -7,8 +7,10 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import NamedTuple
 
+_NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)", re.ASCII)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 # Chinese characters and Japanese kana are words of one character: those scripts put no space between words.
@@ -76,6 +78,21 @@ def sub_em(prediction: str, gold: str) -> float:
     if not words:
         return exact_match(prediction, gold)
     return float(f" {' '.join(words)} " in f" {' '.join(_words(prediction))} ")
+
+
+def number(prediction: str, gold: str) -> float:
+    """1 where the last number of the prediction is that of the gold answer: "$1,234.00 in all" is 1234.
+
+    For GSM8K and its like. A gold answer without a number is compared as `exact_match` does.
+    """
+    wanted, found = _NUMBER.findall(gold), _NUMBER.findall(prediction)
+    if not wanted:
+        return exact_match(prediction, gold)
+    return float(bool(found) and _value(found[-1]) == _value(wanted[-1]))
+
+
+def _value(digits: str) -> Decimal:
+    return Decimal(digits.replace(",", ""))
 
 
 def recall_of_all(prediction: str, golds: Sequence[str]) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +28,10 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         """The bytes of the text."""
         return list(text.encode())
+
+    def encode_reply(self, text: str) -> list[int]:
+        """The bytes of the text."""
+        return self.encode(text)
 
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[int]:
         """The bytes of the joined pieces."""
@@ -59,13 +65,17 @@ class ByteTokenizer:
         """The ids whose bytes these are."""
         return [piece[0] for piece in pieces]
 
-    def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> list[int]:
-        """The parts between the plainest of chat markers."""
-        ids: list[int] = []
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), generation_prompt: bool = True
+    ) -> list[int]:
+        """The tools, then the parts between the plainest of chat markers."""
+        ids = self.encode(f"[tools]{json.dumps(tools)}" if tools else "")
         for message in messages:
             ids += self.encode(f"[{message.role}]")
             for part in message.content:
                 ids += self.encode(part) if isinstance(part, str) else part
+            for call in message.tool_calls:
+                ids += self.encode(f"[call {call.name} {call.json}]")
         return ids + self.encode("[assistant]") if generation_prompt else ids
 
 
@@ -94,7 +104,7 @@ class ScriptedClient:
 
     async def complete(self, prompt: Prompt, params: SamplingParams) -> list[Completion]:
         """Reply `params.n` times; ValueError where prompt and reply cannot fit the window."""
-        prompt_ids = self._tokenizer.render(prompt.messages)
+        prompt_ids = self._tokenizer.render(prompt.messages, tools=prompt.tools)
         if self.window is not None and len(prompt_ids) + params.max_tokens > self.window:
             raise ValueError(
                 f"{len(prompt_ids)} + {params.max_tokens} tokens are more than the window of {self.window}"

@@ -10,12 +10,14 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Protocol
 
 import httpx
 import numpy as np
 
-from memjax.rollout.client import ClientError, Prompt
+from memjax.rollout.client import ClientError, Message, Prompt, ToolCall
+from memjax.rollout.tool_calls import parse_tool_calls, write_tool_calls
 from memjax.trajectory import Completion, FinishReason, SamplingParams
 
 DEFAULT_URL = "http://localhost:8000/v1"
@@ -55,6 +57,9 @@ class RetryPolicy:
 
 class HttpClient:
     """Completes prompts over HTTP, as text: id parts are decoded, and completions carry no ids and no logprobs.
+
+    Tools go out as OpenAI's; calls that the service returns apart from the text come back in the text, as
+    `memjax.rollout.tool_calls` writes and reads them, so that a reply is one text whoever wrote it.
 
     `url` ends where /chat/completions begins; an Azure address may carry its ?api-version=. The key goes out as both
     `Authorization: Bearer` and `api-key`, and into no message.
@@ -105,16 +110,15 @@ class HttpClient:
         await self._http.aclose()
 
     def _payload(self, prompt: Prompt, params: SamplingParams) -> dict[str, Any]:
-        messages = [
-            {"role": message.role, "content": message.text(self._decoder.decode)} for message in prompt.messages
-        ]
         payload: dict[str, Any] = {
             "model": self.model,
-            "messages": messages,
+            "messages": _for_service(prompt.messages, self._decoder.decode),
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
         }
+        if prompt.tools:
+            payload["tools"] = list(prompt.tools)
         if params.n > 1:
             payload["n"] = params.n
         if params.top_k:
@@ -233,7 +237,7 @@ def _completion(choice: Mapping[str, Any], usage: Mapping[str, Any], n: int, sec
         prompt_ids=np.zeros(0, np.int32),
         token_ids=np.zeros(0, np.int32),
         logprobs=np.zeros(0, np.float32),
-        text=choice["message"].get("content") or "",
+        text=_text_of(choice["message"]),
         finish_reason=finish,
         prompt_tokens=usage.get("prompt_tokens") or 0,
         completion_tokens=(usage.get("completion_tokens") or 0) // n,  # services report the sum over the choices
@@ -241,6 +245,45 @@ def _completion(choice: Mapping[str, Any], usage: Mapping[str, Any], n: int, sec
         seconds=seconds,
         error="the service's content filter stopped the reply" if finish == "error" else None,
     )
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    calls = [
+        ToolCall(call.get("id") or "", call["function"]["name"], call["function"].get("arguments") or "{}")
+        for call in message.get("tool_calls") or ()
+    ]
+    return write_tool_calls(message.get("content") or "", calls)
+
+
+def _for_service(messages: Sequence[Message], decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
+    """The messages as OpenAI has them: calls apart from the text, and every result that of a call.
+
+    A reply that goes back before results has its calls in its text; results that follow no call go out as the user's.
+    """
+    shown: list[dict[str, Any]] = []
+    unanswered: list[str] = []  # ids of calls that have no result yet
+    for i, message in enumerate(messages):
+        text, calls = message.text(decode), message.tool_calls
+        if message.role == "assistant":
+            results = list(takewhile(lambda later: later.role == "tool", messages[i + 1 :]))
+            parsed = parse_tool_calls(text, f"call_{i}")
+            if not calls and results and len(parsed.calls) >= len(results) and not parsed.problems:
+                text, calls = parsed.text, parsed.calls[: len(results)]
+            unanswered = [call.id for call in calls]
+        one: dict[str, Any] = {"role": message.role, "content": text}
+        if calls:
+            one |= {"content": text or None, "tool_calls": [_call_for_service(call) for call in calls]}
+        elif message.role == "tool" and unanswered:
+            at = unanswered.index(message.tool_call_id) if message.tool_call_id in unanswered else 0
+            one["tool_call_id"] = unanswered.pop(at)
+        elif message.role == "tool":
+            one["role"] = "user"
+        shown.append(one)
+    return shown
+
+
+def _call_for_service(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.json}}
 
 
 def _checked_url(text: str) -> httpx.URL:

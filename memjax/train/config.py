@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from memjax.agents.registry import DEFAULT, AnyAgent
 from memjax.config import flattened, load_config
+from memjax.data import arithmetic, tiny
+from memjax.data.arithmetic import ArithmeticTasks
 from memjax.data.tiny import POLICIES, TinyTasks
 from memjax.rewards import check_metric
 from memjax.train.optimizer_config import OptimizerConfig
@@ -18,8 +21,8 @@ from memjax.train.presets import ObjectiveConfig, preset, within_budgets
 
 LogName = Literal["tensorboard", "wandb"]
 
-TINY = "tiny"
-"""The model name that stands for a fresh one, made for memjax.data.tiny."""
+FRESH_MODELS: Mapping[str, Any] = MappingProxyType({"tiny": tiny, "tiny-arithmetic": arithmetic})
+"""Model names that stand for a fresh one, and the module of what it is made to learn."""
 
 
 class _Part(BaseModel):
@@ -27,7 +30,7 @@ class _Part(BaseModel):
 
 
 class TaskConfig(_Part):
-    """Where tasks come from: a task file, a prepared data set, or the generator of the tiny task."""
+    """Where tasks come from: a task file, a prepared data set, or a generator."""
 
     path: Path | None = None
     """A task file in any format that `memjax.data.tasks` reads."""
@@ -37,19 +40,21 @@ class TaskConfig(_Part):
     """The part of the data set, as tensorflow-datasets writes it: eval, train[:10%]."""
     tiny: TinyTasks | None = None
     """The tiny task, made as it is needed."""
+    arithmetic: ArithmeticTasks | None = None
+    """Small sums for an agent with a calculator, made as they are needed."""
     metric: str | None = None
     """Scores the answers of a file's tasks instead of the metric that its format implies: a name, or a function."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TaskConfig:
-        if [self.path, self.tfds, self.tiny].count(None) != 2:
-            raise ValueError("tasks come from exactly one of path, tfds and tiny")
+        if [self.path, self.tfds, self.tiny, self.arithmetic].count(None) != 3:
+            raise ValueError("tasks come from exactly one of path, tfds, tiny and arithmetic")
         if self.metric is not None and self.path is None:
             raise ValueError("metric is for the tasks of a file; other tasks have their own")
         if self.metric is not None:
             check_metric(self.metric)
         if self.split != "train" and self.tfds is None:
-            raise ValueError("split is for tfds: a task file and the tiny task have no splits")
+            raise ValueError("split is for tfds: a task file and a generator have no splits")
         return self
 
 
@@ -176,6 +181,8 @@ class SupervisedStage(_Part):
     """The journal of the episodes, such as `memjax train demonstrations` makes."""
     tasks: TinyTasks = TinyTasks()
     """The documents that are read."""
+    arithmetic: ArithmeticTasks | None = None
+    """Sums that are worked out instead."""
     policies: Mapping[str, float] = {"oracle": 1.0}
     """Share of the documents that each scripted reader reads."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -187,9 +194,10 @@ class SupervisedStage(_Part):
             raise ValueError(f"kind: trajectories and path belong together, got kind {self.kind} and path {self.path}")
         if self.min_steps > self.steps:
             raise ValueError(f"min_steps ({self.min_steps}) must not exceed steps ({self.steps})")
-        unknown = sorted(set(self.policies) - set(POLICIES))
-        if unknown:
-            raise ValueError(f"no scripted reader is called {unknown[0]!r}; there are {', '.join(POLICIES)}")
+        known = arithmetic.POLICIES if self.arithmetic else tuple(POLICIES)
+        unknown = sorted(set(self.policies) - set(known))
+        if unknown and self.kind == "demonstrations":
+            raise ValueError(f"no scripted reader is called {unknown[0]!r}; there are {', '.join(known)}")
         if not sum(self.policies.values()) > 0 or min(self.policies.values()) < 0:
             raise ValueError(f"the shares of the policies must be positive, got {dict(self.policies)}")
         return self
@@ -201,7 +209,7 @@ class TrainConfig(_Part):
     out: Path
     """The run's directory. A run that stopped goes on when it is started again with the same one."""
     model: str
-    """A model directory, .gguf file or hub id, or `tiny` for a fresh one that learns the tiny task."""
+    """A model directory, .gguf file or hub id, or `tiny` or `tiny-arithmetic` for a fresh one that learns that task."""
     seed: int = 0
     """Names every random draw of the run."""
     supervised: tuple[SupervisedStage, ...] = ()

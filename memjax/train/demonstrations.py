@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from memjax.agents.scripted import TeacherClient
-from memjax.data import tiny
 from memjax.data.seeds import derive_seed
 from memjax.episodes.conversations import trajectory_of
 from memjax.episodes.journal import EpisodeJournal, Journal
@@ -22,7 +21,7 @@ from memjax.rollout.connect import LocalModel, ModelChoice, open_client
 from memjax.rollout.identity import ModelIdentity
 from memjax.tokenizer import Tokenizer
 from memjax.tokenizer_files import read_tokenizer_files
-from memjax.train.config import TINY, TaskConfig, TrainConfig
+from memjax.train.config import FRESH_MODELS, TaskConfig, TrainConfig
 from memjax.train.rollouts import Sampler, TaskSource
 from memjax.trajectory import Task, Trajectory
 
@@ -70,7 +69,7 @@ def make_demonstrations(
     """
     source = TaskSource(plan.tasks, config.seed)
     if (count := source.size if plan.limit is None else plan.limit) is None:
-        raise ValueError("the tiny task has no end: say with --limit how many documents to read")
+        raise ValueError("a generator of tasks has no end: say with --limit how many to work")
     slots, counts = asyncio.Semaphore(config.rollout.slots), Counter[str]()
     identity = replace(plan.teacher, tokenizer=_ids_of(student))
     with Journal(out, fresh=plan.fresh) as journal, RewardPool(timeout=config.reward_seconds) as pool:
@@ -127,10 +126,10 @@ def read_demonstrations(path: Path, tokenizer: Tokenizer) -> list[Trajectory]:
 
 def student_tokenizer(config: TrainConfig) -> Tokenizer:
     """The tokenizer of the model that a config trains."""
-    if config.model != TINY:
+    if config.model not in FRESH_MODELS:
         return Tokenizer.load(config.model)
-    tiny.write_tokenizer(config.out / TINY)
-    return Tokenizer.load(config.out / TINY)
+    FRESH_MODELS[config.model].write_tokenizer(config.out / config.model)
+    return Tokenizer.load(config.out / config.model)
 
 
 def _ids_of(tokenizer: Tokenizer) -> str:

@@ -15,7 +15,6 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
 from memjax.checkpoint import LoadedModel, load_model
-from memjax.data import tiny
 from memjax.mesh import make_mesh
 from memjax.models.config import ModelOptions, Qwen2Config
 from memjax.models.qwen2 import Params, abstract_params, init_params
@@ -24,7 +23,7 @@ from memjax.rollout.local import LocalClient
 from memjax.sharding import ROLLOUT, TRAIN, Layout
 from memjax.tokenizer import Tokenizer
 from memjax.train.batches import make_batches
-from memjax.train.config import TINY, TrainConfig
+from memjax.train.config import FRESH_MODELS, TrainConfig
 from memjax.train.logprobs import LogprobOptions, positions_at_once
 from memjax.train.losses import Batch, objective_loss
 from memjax.train.mismatch import BFLOAT16_LIMITS, FLOAT32_LIMITS, MismatchLimits, measure_mismatch, mismatch_alarm
@@ -88,7 +87,7 @@ def open_model(config: TrainConfig) -> tuple[Model, Params]:
         remat=compute.remat,
         layout=Layout(mesh, TRAIN),
     )
-    loaded = _fresh(config, options) if config.model == TINY else load_model(config.model, options)
+    loaded = _fresh(config, options) if config.model in FRESH_MODELS else load_model(config.model, options)
     return Model(loaded.config, options, loaded.tokenizer), loaded.params
 
 
@@ -263,10 +262,10 @@ def make_learner(config: TrainConfig, model: Model, reference: Params | None, tu
 
 
 def _fresh(config: TrainConfig, options: ModelOptions) -> LoadedModel:
-    """A random model for the tiny task. Its files are written beside the run, where the export finds the tokenizer."""
-    source = config.out / TINY
-    by_the_first(lambda: tiny.write_tokenizer(source))
-    shape = Qwen2Config.from_hf(tiny.model_config())
+    """A random model for a tiny task. Its files are written beside the run, where the export finds the tokenizer."""
+    source, learns = config.out / config.model, FRESH_MODELS[config.model]
+    by_the_first(lambda: learns.write_tokenizer(source))
+    shape = Qwen2Config.from_hf(learns.model_config())
     params = calm(init_params(shape, options, jax.random.key(config.seed)), shape)
     return LoadedModel(shape, options, params, Tokenizer.load(source), source)
 

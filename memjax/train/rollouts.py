@@ -46,10 +46,11 @@ class TaskSource:
 
     def __init__(self, config: TaskConfig, seed: int):
         tasks = _stored_tasks(config)
-        self.size: int | None = None if config.tiny else len(tasks)
+        generator = config.tiny or config.arithmetic
+        self.size: int | None = None if generator else len(tasks)
         if self.size == 0:
             raise ValueError(f"{config.path or config.tfds} holds no task")
-        self._task: Callable[[int], Task] = config.tiny.task if config.tiny else tasks.__getitem__
+        self._task: Callable[[int], Task] = generator.task if generator else tasks.__getitem__
         self._seed, self._epoch, self._order = seed, -1, list[int]()
 
     def training(self, number: int) -> Task:
@@ -267,6 +268,7 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         "rollout/failed": sum(trajectory.error is not None for trajectory in trajectories),
         "rollout/reward_errors": sum(one.reward_error is not None for one in batch.sampled),
         "rollout/lost": sum(one.lost is not None for one in batch.sampled),
+        "rollout/broken_conversations": counted["broken_conversations"],
         "rollout/document_tokens": counted["document_tokens"],
         "rollout/truncated_document_tokens": counted["truncated_tokens"],
         "rollout/tasks_drawn": batch.tasks_drawn,

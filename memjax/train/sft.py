@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from memjax.agents.scripted import demonstrate, recall
+from memjax.data import arithmetic, tiny
 from memjax.data.seeds import stream
-from memjax.data.tiny import replies
 from memjax.episodes.run import Agent
 from memjax.tokenizer import Tokenizer
 from memjax.train.batches import token_weights
@@ -46,7 +46,8 @@ def stage_examples(
             return [await recall(agent, rng, tokenizer) for _ in numbers]
         names, shares = zip(*sorted(stage.policies.items()), strict=True)
         policies = rng.choices(names, weights=shares, k=stage.examples)
-        tasks = [stage.tasks.task(n) for n in numbers]
+        tasks = [(stage.arithmetic or stage.tasks).task(n) for n in numbers]
+        replies = arithmetic.replies if stage.arithmetic else tiny.replies
         scripts = [replies(task, policy, rng) for task, policy in zip(tasks, policies, strict=True)]
         return [await demonstrate(agent, *pair, tokenizer) for pair in zip(tasks, scripts, strict=True)]
 

@@ -305,3 +305,18 @@ def test_a_packed_corpus_is_the_corpus(tmp_path):
     assert [packed[i] for i in range(3)] == [plain[i] for i in range(3)] == ["a", "b\n", "北"]
     plain.close()
     packed.close()
+
+
+def test_a_line_of_gsm8k_is_a_task(tmp_path):
+    row = {"question": "How many?", "answer": "She has 1,000 + 34 = <<1000+34=1034>>1,034.\n#### 1,034"}
+    first, second = read_tasks(write(tmp_path / "test.jsonl", row, row | {"answer": "#### -3", "level": 2}))
+    assert first == Task(
+        "0", "How many?", "", ("1034",), "number", extra={"solution": "She has 1,000 + 34 = <<1000+34=1034>>1,034."}
+    )
+    assert (second.id, second.answers, second.extra["level"]) == ("1", ("-3",), 2)
+
+
+@pytest.mark.parametrize("answer", ["72", "It is 72. ####", "#### "])
+def test_a_line_of_gsm8k_without_a_number_is_refused(tmp_path, answer):
+    with pytest.raises(ValueError, match=r"test.jsonl, line 1: the answer .* has nothing after ####"):
+        list(read_tasks(write(tmp_path / "test.jsonl", {"question": "q", "answer": answer})))

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from memjax.agents.memagent import MemAgent
 from memjax.episodes.episode import Reply, Turn
 from memjax.episodes.journal import EpisodeJournal, Journal, JournalError, chunk_pieces, read_lines
 from memjax.episodes.packed import packed, packed_lengths, pieces_in, unpacked
-from memjax.rollout.client import ClientError, Message, Prompt
+from memjax.episodes.recorded import Recording
+from memjax.rollout.client import ClientError, Message, Prompt, ToolCall
 from memjax.rollout.identity import ModelIdentity, hash_of_files
 from memjax.tokenizer import Tokenizer
 from memjax.trajectory import Completion, SamplingParams
@@ -474,3 +476,41 @@ def test_a_disk_that_does_not_take_the_last_line_is_told_at_the_end(tmp_path, mo
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(JournalError, match="cannot be written"):
         journal.close()
+
+
+TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
+CALL = ToolCall("1", "search", '{"q": "a"}')
+WITH_TOOLS = Prompt(
+    (Message("user", ("q",)), Message("assistant", (), (CALL,)), Message("tool", ("r",), (), "1")), 0, (TOOL,)
+)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(WITH_TOOLS, tools=()),
+        replace(WITH_TOOLS, messages=(WITH_TOOLS.messages[0], Message("assistant", ()), WITH_TOOLS.messages[2])),
+        replace(WITH_TOOLS, messages=(*WITH_TOOLS.messages[:2], Message("tool", ("r",), (), "2"))),
+        replace(WITH_TOOLS, messages=(*WITH_TOOLS.messages[:2], Message("tool", ("r",), (), "1", "search"))),
+    ],
+    ids=["tools", "calls", "which call", "name"],
+)
+async def test_tools_and_calls_are_in_the_digest_and_come_back(tmp_path, other):
+    def asking(prompt):
+        async def agent(task, episode):
+            return (await episode.chat(prompt, max_tokens=8)).text
+
+        return agent
+
+    async def again(prompt):
+        client = scripted()
+        await drive_with(tmp_path / "j", asking(prompt), task(), client)
+        return len(client.prompts)
+
+    assert [await again(WITH_TOOLS), await again(WITH_TOOLS)] == [1, 0]
+    (turn,) = Recording(tmp_path / "j", TOKENIZER).turns("0")
+    assert turn.prompt == WITH_TOOLS
+    assert turn.reply.completion.prompt_ids.tolist() == TOKENIZER.render(WITH_TOOLS.messages, tools=(TOOL,))
+    with Journal(tmp_path / "k") as journal:
+        kept = EpisodeJournal(journal, "0", MODEL, TOKENIZER)
+        assert kept.digests((1,), "turn", other, GREEDY) != kept.digests((1,), "turn", WITH_TOOLS, GREEDY)

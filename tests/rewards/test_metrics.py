@@ -33,6 +33,16 @@ TABLE = [
     ("ruler_part", "FRANCE", ["france"], 1.0),
     ("recall", "red and blue", ["red", "blue", "green", "Green"], 2 / 3),  # an answer given twice is one answer
     ("recall", "1984", ["1", "1984"], 0.5),
+    ("number", "So she pays $1,034.00.", ["1034"], 1.0),
+    ("number", "12 + 3 = 15", ["15"], 1.0),
+    ("number", "15 = 12 + 3", ["15"], 0.0),  # the last one counts
+    ("number", "-3", ["3"], 0.0),
+    ("number", "it is -3", ["-3"], 1.0),
+    ("number", "5-3", ["3"], 1.0),
+    ("number", "0.50", [".5"], 1.0),
+    ("number", "many", ["3"], 0.0),
+    ("number", "A lot", ["a lot"], 1.0),
+    ("number", "²", ["2"], 0.0),
 ]
 
 

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from memjax.rollout.client import ClientError, Message, Prompt
+from memjax.rollout.client import ClientError, Message, Prompt, ToolCall
 from memjax.rollout.fake import ByteTokenizer
 from memjax.rollout.http import HttpClient, RetryPolicy, served_models
 from memjax.trajectory import SamplingParams
@@ -277,3 +277,64 @@ def test_a_service_that_does_not_list_its_models_serves_none_known():
     with serving(chat("hi")) as service:  # it answers GET with 501
         assert served_models(service.url, "") == {}
     assert served_models(service.url, "") == {}
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+WRITTEN = 'Hm.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def called(id_="c1", arguments='{"a": 1}'):
+    return {"id": id_, "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "shown"),
+    [
+        (  # calls of a message, whose results name them in another order
+            [
+                Message("assistant", (), (ToolCall("c1", "add", {"a": 1}), ToolCall("c2", "add", "{}"))),
+                Message("tool", ("2",), tool_call_id="c2"),
+                Message("tool", ("1",), tool_call_id="c1"),
+            ],
+            [
+                {"role": "assistant", "content": None, "tool_calls": [called(), called("c2", "{}")]},
+                {"role": "tool", "content": "2", "tool_call_id": "c2"},
+                {"role": "tool", "content": "1", "tool_call_id": "c1"},
+            ],
+        ),
+        (  # a reply's own text holds its call
+            [Message("assistant", (tuple(WRITTEN.encode()),)), Message("tool", ("1",), tool_call_id="x")],
+            [
+                {"role": "assistant", "content": "Hm.", "tool_calls": [called("call_1_1")]},
+                {"role": "tool", "content": "1", "tool_call_id": "call_1_1"},
+            ],
+        ),
+        (  # a result of a call that nobody can read
+            [Message("assistant", ("<tool_call>{",)), Message("tool", ("Write JSON.",))],
+            [{"role": "assistant", "content": "<tool_call>{"}, {"role": "user", "content": "Write JSON."}],
+        ),
+        ([Message("assistant", (WRITTEN,))], [{"role": "assistant", "content": WRITTEN}]),  # no result follows
+    ],
+)
+async def test_tools_go_out_as_openai_has_them(messages, shown):
+    with serving(chat("x")) as service:
+        client = HttpClient("m", ByteTokenizer(), url=service.url)
+        await client.complete(Prompt((Message("user", ("q",)), *messages), tools=(TOOL,)), SamplingParams())
+        await client.close()
+    _, _, body = service.requests[0]
+    assert body["tools"] == [TOOL]
+    assert body["messages"] == [{"role": "user", "content": "q"}, *shown]
+
+
+@pytest.mark.parametrize(("content", "text"), [("Hm.", WRITTEN), (None, WRITTEN.removeprefix("Hm.\n"))])
+async def test_calls_that_come_back_apart_are_in_the_text(content, text):
+    answer = {
+        "message": {"role": "assistant", "content": content, "tool_calls": [called()]},
+        "finish_reason": "tool_calls",
+    }
+    body = 200, {"content-type": "application/json"}, json.dumps({"choices": [answer]}).encode()
+    with serving(body) as service:
+        client = HttpClient("m", ByteTokenizer(), url=service.url)
+        (completion,) = await client.complete(HELLO, SamplingParams())
+        await client.close()
+    assert (completion.text, completion.finish_reason) == (text, "stop")

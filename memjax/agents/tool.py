@@ -1,0 +1,88 @@
+"""The agent with tools: one conversation that grows by calls of the model and by what its environment says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from pydantic import Field
+
+from memjax.agents.config import AgentConfig
+from memjax.agents.prompt_files import bundled_text
+from memjax.environments.calculator import Calculator
+from memjax.environments.environment import ToolEnvironment
+from memjax.episodes.episode import Episode, EpisodeTokenizer, Reply
+from memjax.rollout.client import Message, Part, Prompt, ToolCall
+from memjax.rollout.tool_calls import parse_tool_calls, problem_with
+from memjax.trajectory import Task
+
+ENVIRONMENTS: Mapping[str, Callable[[], ToolEnvironment]] = MappingProxyType({"calculator": Calculator})
+"""What makes an environment, by name."""
+
+_TEXT_TOKENS = 4096  # in which a context is taken in
+
+
+class ToolAgent(AgentConfig):
+    """Calls tools until it answers without a call."""
+
+    name: Literal["tool"] = "tool"
+    environment: Literal["calculator"] = "calculator"
+    """Where the tools are."""
+    max_steps: int = Field(default=8, ge=1)
+    """Replies after which the last one is the answer."""
+    system: str | None = None
+    """Instructions instead of the bundled ones; empty for none."""
+
+    async def __call__(self, task: Task, episode: Episode) -> str:
+        """Solve the task; a context is shown whole before the question."""
+        environment = ENVIRONMENTS[self.environment]()
+        step = await episode.reset(environment)
+        self.question_tokens(task.question, episode.tokenizer)
+        context: list[int] = []
+        async for chunk in episode.chunks(task.context, _TEXT_TOKENS):
+            context += chunk.ids
+        messages = self._begun(tuple(context), step.text)
+        for _ in range(self.max_steps):
+            prompt = Prompt(tuple(messages), tools=environment.tools)
+            reply = await episode.chat(prompt, max_tokens=episode.room(prompt, self.answer), kind="tool")
+            results = await self._results(reply, environment, episode)
+            if not results:
+                break
+            messages += [reply.message, *results]
+        return reply.text
+
+    async def _results(self, reply: Reply, environment: ToolEnvironment, episode: Episode) -> list[Message]:
+        """What comes back for the calls of a reply, and a sentence for each that is wrong."""
+        parsed = parse_tool_calls(reply.text, "call_" + "_".join(map(str, reply.key)))
+        found = []
+        for call in parsed.calls:
+            problem = problem_with(call, environment.tools)
+            text = problem or (await episode.step(environment, _action(call))).text
+            found.append(Message("tool", (text,), tool_call_id=call.id, name=call.name))
+        episode.count("tool_calls", len(parsed.calls))
+        return found + [Message("tool", (problem,)) for problem in parsed.problems]
+
+    def _begun(self, context: Part, question: str) -> list[Message]:
+        system = bundled_text("tool", "system") if self.system is None else self.system
+        parts: tuple[Part, ...] = (context, "\n\n", question) if len(context) else (question,)
+        user = Message("user", parts)
+        return [Message("system", (system,)), user] if system else [user]
+
+    def longest_turn(self, question: str, tokenizer: EpisodeTokenizer, document_tokens: int = 0) -> dict[str, int]:
+        """The parts of the first turn; later ones get what the window leaves."""
+        asked = self.question_tokens(question, tokenizer)
+        tools = ENVIRONMENTS[self.environment]().tools
+        template = len(tokenizer.render(self._begun((), ""), tools=tools))
+        return {"text": document_tokens, "question": asked, "answer": self.answer, "prompt": template}
+
+    @property
+    def prompt_hash(self) -> str:
+        """A hash of the instructions."""
+        return hashlib.sha256(repr([message.content for message in self._begun((), "")]).encode()).hexdigest()[:16]
+
+
+def _action(call: ToolCall) -> str:
+    return json.dumps({"name": call.name, "arguments": json.loads(call.json)}, ensure_ascii=False)
