@@ -39,13 +39,9 @@ def offered_tools(body: ChatRequest) -> Definitions:
 
 
 def definitions(tools: Sequence[Tool]) -> Definitions:
-    """The tools as a chat template takes them; ApiError where they are too long or too deep."""
-    try:
-        shown = [tool.shown() for tool in tools]
-        length = len(json.dumps(shown))
-    except (ValueError, RecursionError):  # pydantic and json go some hundred levels down
-        raise ApiError(400, "tools: parameters are nested too deeply: write the schema flatter") from None
-    if length > _MAX_CHARACTERS:
+    """The tools as a chat template takes them; ApiError where they are too long."""
+    shown = [tool.shown() for tool in tools]
+    if (length := len(json.dumps(shown))) > _MAX_CHARACTERS:
         raise ApiError(400, f"the tools have {length} characters as JSON, {_MAX_CHARACTERS} are the most")
     return shown
 
