@@ -85,7 +85,9 @@ def rendered(
     except ValueError as error:
         raise ApiError(400, str(error).replace(str(service.tokenizer.source), service.name)) from None
     except RecursionError:
-        raise ApiError(400, "the tools, or the arguments of a call, are nested too deeply: write them flatter") from None
+        raise ApiError(
+            400, "the tools, or the arguments of a call, are nested too deeply: write them flatter"
+        ) from None
     return prompt.ids, prompt.shared
 
 

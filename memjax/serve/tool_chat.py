@@ -139,7 +139,7 @@ class StreamedCalls:
 
 def _settled(text: str, shown: int) -> int:
     """How much of the text so far is content whatever follows."""
-    if not shown and text.lstrip().startswith(("{", "[", "`")):
+    if text.lstrip().startswith(("{", "[", "`")):
         return 0  # all of it may be one call without a tag
     at = text.find(CALL_BEGIN, shown)
     if at < 0:

@@ -110,6 +110,7 @@ REPLIES = {
     ODD: ("Let me see.", [ARGUMENTS]),
     TWO: (None, [ARGUMENTS] * 2),
     '{"name": "calculator", "arguments": {"expression": "2*3"}}': (None, [ARGUMENTS]),
+    '```json\n{"name": "calculator", "arguments": {"expression": "2*3"}}\n```': (None, [ARGUMENTS]),
     HALF: (HALF, []),
     "<tool_call>what?</tool_call>": ("<tool_call>what?</tool_call>", []),
     " It is 6, <b>six</b> <tool ": (" It is 6, <b>six</b> <tool ", []),
@@ -219,7 +220,9 @@ def test_a_history_has_the_ids_that_were_sampled(client, model, reply, options):
     history = told_again(ask(client, **options))
     before = [*model.prompts[-1], *model.sampled[: None if not options else model.sampled.index(151658) + 1]]
     ask(client, history)
-    assert model.prompts[-1][: len(before) + 1] == [*before, model.tokenizer.eos_ids[0]]
+    after = model.prompts[-1][len(before) :]
+    assert model.prompts[-1][: len(before)] == before
+    assert (after[0], after.count(after[0])) == (model.tokenizer.eos_ids[0], 2)  # of the call, and of its result
     assert model.tokenizer.decode(model.prompts[-1]).endswith("</tool_response>\nassistant\n")
 
 
