@@ -7,6 +7,7 @@ works in all of them. Every call has a key that does not depend on the order in 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from memjax.data.chunks import Chunk, ChunkTokenizer
 from memjax.data.seeds import derive_seed
 from memjax.episodes.feed import Feed
+from memjax.episodes.limits import Limits
 from memjax.episodes.quotes import Quote, QuotedText
 from memjax.rollout.client import Client, ClientError, Message, Part, Prompt
 from memjax.trajectory import Completion, SamplingParams, Task, TextSource
@@ -135,6 +137,7 @@ class Episode:
         max_chunks: int | None = None,
         on_turn: Callable[[Turn], None] | None = None,
         keep_turns: bool = True,
+        limits: Limits = Limits(),
     ):
         self.task, self.tokenizer, self.window = task, tokenizer, client.window
         self.counters: Counter[str] = Counter(document_tokens=0, truncated_tokens=0)
@@ -144,6 +147,9 @@ class Episode:
         self._recorder, self._on_turn, self._keep_turns = recorder, on_turn, keep_turns
         self._feed = feed or Feed(task.context, tokenizer)
         self._max_chunks = max_chunks
+        self._limits = limits
+        self._chunks_read = 0
+        self.waiting = 0  # calls that the model has not answered yet
         self._keys: set[Key] = set()
         self._said: dict[str, tuple[Key, np.ndarray]] = {}  # replies that a later message may repeat as text
 
@@ -163,8 +169,10 @@ class Episode:
 
         `kind` names the turn in traces and counters, `chunk` is what of the document the prompt shows, `notes` are JSON
         values to keep beside the reply. A turn that is not `trained` carries no loss. Raises ValueError for a prompt
-        that does not fit and for a `key` used twice, ClientError where the model could not be reached or failed.
+        that does not fit, for a `key` used twice and for too many calls, ClientError where the model could not be
+        reached or failed.
         """
+        _check_notes(notes)
         key = self._take_key(key)
         prompt = self._with_own_replies(_as_prompt(prompt))
         seed = derive_seed(self._seed, *key) >> 1  # services take signed 32-bit seeds
@@ -201,6 +209,7 @@ class Episode:
 
         def count(chunk: Chunk) -> None:
             nonlocal end
+            self._chunks_read += 1
             self.counters["document_tokens"] += len(chunk.ids)
             self.counters["truncated_tokens"] += chunk.start_token - end
             end = chunk.start_token + len(chunk.ids)
@@ -286,7 +295,17 @@ class Episode:
             raise JournalMismatch(differing)
 
     async def _complete(self, prompt: Prompt, params: SamplingParams) -> Completion:
-        (completion,) = await self._client.complete(prompt, params)
+        seconds = self._limits.call_seconds
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(seconds) as timeout:
+                (completion,) = await self._client.complete(prompt, params)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            raise ClientError(f"{self.model} gave no reply within limits.call_seconds = {seconds:g}") from error
+        finally:
+            self.waiting -= 1
         if completion.finish_reason in ("error", "cancelled"):
             ended = f"{self.model} ended the reply with {completion.finish_reason!r}"
             raise ClientError(completion.error or ended)
@@ -333,6 +352,11 @@ class Episode:
         if key in self._keys:
             raise ValueError(f"the key {key!r} was used twice in one episode: give every call a key of its own")
         self._keys.add(key)
+        if len(self._keys) > (most := self._limits.calls * (1 + self._chunks_read)):
+            raise ValueError(
+                f"the agent made more than {most} calls ({self._limits.calls}, and as many for each of the "
+                f"{self._chunks_read} chunks that it read): let it stop, or raise limits.calls"
+            )
         return key
 
     def _here(self) -> _Mark:
@@ -387,6 +411,15 @@ def without_end(token_ids: np.ndarray, end_ids: Collection[int]) -> tuple[int, .
     """The ids of a reply without the id that ended it."""
     ids = token_ids.tolist()
     return tuple(ids[:-1] if ids and ids[-1] in end_ids else ids)
+
+
+def _check_notes(notes: Mapping[str, Any] | None) -> None:
+    try:
+        json.dumps(notes)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the notes of a call are kept as JSON, which they are not ({error}): {notes!r:.200}"
+        ) from None
 
 
 def _as_prompt(prompt: Prompt | Sequence[Message] | str) -> Prompt:

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from memjax.agents.registry import DEFAULT, AnyAgent
 from memjax.config import flattened, load_config
 from memjax.data.tiny import POLICIES, TinyTasks
+from memjax.episodes.limits import Limits
+from memjax.own_code import is_own, load_own
 from memjax.train.optimizer import OptimizerConfig
 from memjax.train.packing import PackingConfig
 from memjax.train.presets import ObjectiveConfig, preset
@@ -151,7 +153,8 @@ class SupervisedStage(_Part):
     tasks: TinyTasks = TinyTasks()
     """The documents that are read."""
     policies: Mapping[str, float] = {"oracle": 1.0}
-    """Share of the documents that each scripted reader reads."""
+    """Share of the documents that each scripted reader reads; FILE.py:NAME is one of your own, a function of a task and
+    a random.Random that returns the replies as a list of str."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Starts afresh with the stage."""
 
@@ -161,9 +164,13 @@ class SupervisedStage(_Part):
             raise ValueError(f"kind: trajectories and path belong together, got kind {self.kind} and path {self.path}")
         if self.min_steps > self.steps:
             raise ValueError(f"min_steps ({self.min_steps}) must not exceed steps ({self.steps})")
-        unknown = sorted(set(self.policies) - set(POLICIES))
-        if unknown:
-            raise ValueError(f"no scripted reader is called {unknown[0]!r}; there are {', '.join(POLICIES)}")
+        for name in sorted(set(self.policies) - set(POLICIES)):
+            if not is_own(name):
+                raise ValueError(
+                    f"no scripted reader is called {name!r}; there are {', '.join(POLICIES)}, and FILE.py:NAME"
+                )
+            if not callable(load_own(name, "scripted reader")):
+                raise ValueError(f"{name} is no scripted reader: write def {name.rpartition(':')[2]}(task, rng)")
         if not sum(self.policies.values()) > 0 or min(self.policies.values()) < 0:
             raise ValueError(f"the shares of the policies must be positive, got {dict(self.policies)}")
         return self
@@ -185,7 +192,9 @@ class TrainConfig(_Part):
     data: TaskConfig
     """Tasks to learn from."""
     agent: AnyAgent = DEFAULT
-    """Who works the tasks."""
+    """Who works the tasks: the name of one that is built in, or FILE.py:NAME of your own, and its keys."""
+    limits: Limits = Limits()
+    """Bounds of an episode; one that goes over them fails."""
     rollout: RolloutConfig = RolloutConfig()
     """The sampling."""
     preset: str | None = None
@@ -251,7 +260,10 @@ class TrainConfig(_Part):
 
 
 # What may differ between a run and its continuation: it changes neither what was done so far nor what a step means.
-_MAY_CHANGE = ("out", "steps", "validation", "checkpoint", "dump_every", "log", "compute", "batch.micro_batch_tokens")
+_MAY_CHANGE = (
+    *("out", "steps", "validation", "checkpoint", "dump_every", "log", "compute", "batch.micro_batch_tokens"),
+    "limits",
+)
 
 
 def read_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainConfig:

@@ -148,6 +148,7 @@ class Sampler:
                 max_chunks=None if judging else rollout.max_chunks,
                 on_turn=diagnosis.add,
                 keep_turns=not judging,
+                limits=self.config.limits,
             )
             if isinstance(trajectory.failure, JournalError | JournalMismatch):
                 raise trajectory.failure
