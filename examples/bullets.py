@@ -45,18 +45,22 @@ class Bullets(BaseModel):
             reply = await episode.chat(prompt, max_tokens=self.new, kind="bullets", chunk=chunk)
             if reply.text.strip().lower() not in ("", "none", "none."):
                 bullets.append(reply.part())  # the very tokens that were written, in every later prompt
-            while sum(episode.tokenizer.count(reply) if isinstance(reply, str) else len(reply) for reply in bullets) > self.bullets:
+            while sum(size(reply, episode.tokenizer) for reply in bullets) > self.bullets:
                 del bullets[0]
         prompt = filled(answer, question=task.question, bullets=bullets)
         return (await episode.chat(prompt, max_tokens=self.answer, kind="answer")).text
 
     def longest_turn(self, question, tokenizer, document_tokens=0):
         """What a turn may take by part, so that a window which is too small is told before anything is read."""
-        fixed = tokenizer.count(question) + len(tokenizer.render(filled(self.text("read", READ)))) + 64
+        fixed = len(tokenizer.render(filled(self.text("read", READ), question=question))) + 8
         return {"chunk": self.chunk, "bullets": self.bullets, "reply": max(self.new, self.answer), "prompt": fixed}
 
     def text(self, name, default):
         return (self.prompts / f"{name}.txt").read_text() if self.prompts else default
+
+
+def size(part, tokenizer):
+    return tokenizer.count(part) if isinstance(part, str) else len(part)
 
 
 def filled(template, **parts):

@@ -30,9 +30,7 @@ def agents(context: typer.Context) -> None:
         typer.echo(f"{name}: {(agent.__doc__ or '').splitlines()[0]}")
         for line in _keys(agent):
             typer.echo(f"    {line}")
-    typer.echo(
-        "FILE.py:NAME or MODULE:NAME: your own, an async function of a task and its episode, or a pydantic model."
-    )
+    typer.echo("FILE.py:NAME or MODULE:NAME: your own: an async function, or a pydantic model.")
     typer.echo("    `memjax agents check FILE.py:NAME` tries it without a model.")
 
 
@@ -79,15 +77,13 @@ def check(
         if trial is trials[1]:  # as the first, or it is told
             continue
         console.print(_table(trial), soft_wrap=True)
-        ended = f"answer: {trial.answer.strip()[:200]!r}" if trial.error is None else f"error: {trial.error}"
+        ended = f"answer: {trial.answer.strip()[:100]!r}" if trial.error is None else f"error: {trial.error}"
         console.print(f"  {ended}\n", markup=False, highlight=False, soft_wrap=True)
     calls = [call for trial in trials for call in trial.calls]
     if calls:
         longest = max(calls, key=lambda call: call.prompt + call.max_tokens)
-        about = "" if tokenizer else " (estimated)"
-        typer.echo(
-            f"longest call: {longest.prompt} + {longest.max_tokens} = {longest.prompt + longest.max_tokens} tokens{about}"
-        )
+        parts, total = f"{longest.prompt} + {longest.max_tokens}", longest.prompt + longest.max_tokens
+        typer.echo(f"longest call: {parts} = {total} tokens{'' if tokenizer else ' (estimated)'}")
         if all(call.reads is None for call in calls):
             typer.echo("no call says what it shows of the document: chunk=chunk in episode.chat makes progress visible")
     for problem in problems:

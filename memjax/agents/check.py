@@ -1,4 +1,4 @@
-"""A trial of an agent without a model: what it asks for when the replies are short, empty or cut, and when it is rerun."""
+"""A trial of an agent without a model: what it asks when replies are short, empty or cut, and when it is rerun."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ KINDS: tuple[tuple[str, Replies], ...] = (
 def check(agent: Agent, tokenizer: Counts, window: int | None, limits: Limits) -> tuple[list[Trial], list[str]]:
     """A trial for each kind of replies, and what is wrong in them, a sentence each."""
     chunk = getattr(agent, "chunk", None)
-    text = document(tokenizer, 3 * chunk if isinstance(chunk, int) else 6000)
+    text = document(tokenizer, 3 * chunk if isinstance(chunk, int) else 12_000)
     task = Task("check", QUESTION, text, answers=("Mara Venn",))
     trials = [asyncio.run(_trial(agent, task, _Scripted(say, tokenizer, window), name, limits)) for name, say in KINDS]
     return trials, [*_problems(trials)]
@@ -142,8 +142,8 @@ def _problems(trials: Sequence[Trial]) -> list[str]:
     differs = next((a for a, b in zip(first.calls, second.calls, strict=False) if a != b), None)
     if differs:
         found.append(
-            f"run again it asked something else in call {differs.key} ({differs.kind}), so it could not be resumed: take "
-            "random numbers from episode.random, and times and what is outside from episode.call"
+            f"run again it asked something else in call {differs.key} ({differs.kind}), so it could not be resumed: "
+            "take random numbers from episode.random, and times and what is outside from episode.call"
         )
     elif len(first.calls) != len(second.calls):
         found.append(f"run again it made {len(second.calls)} calls instead of {len(first.calls)}: it cannot be resumed")
