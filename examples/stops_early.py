@@ -28,8 +28,8 @@ class StopsEarly(BaseModel):
                 parts += ["What you noted at the last piece:\n", seen, "\n"]
             parts += ["The next piece:\n", chunk.ids]
             parts.append(
-                f"\nIf you are certain of the answer now, write `{self.found}` and then the answer. If not, note in one "
-                "or two sentences what could matter later, your earlier note included."
+                f"\nIf you are certain of the answer now, write `{self.found}` and then the answer. If not, note in "
+                "one or two sentences what could matter later, your earlier note included."
             )
             message = Message("user", tuple(parts))
             reply = await episode.chat([message], max_tokens=self.answer, kind="read", chunk=chunk)

@@ -172,7 +172,7 @@ def test_a_training_run_goes_on_with_the_same_agent_only(place):
 
     before = json.loads(json.dumps(as_json(config())))
     refuse_other_run(before, config("limits.calls=9"))
-    with pytest.raises(ValueError, match="holds a run with agent.bullets = 3, not 4"):
+    with pytest.raises(ValueError, match=r"holds a run with agent\.bullets = 3, not 4"):
         refuse_other_run(before, config("agent.bullets=4"))
 
 
@@ -190,7 +190,7 @@ def test_a_scripted_reader_of_one_s_own_is_checked(place):
         return load_config(TrainConfig, given=values)
 
     assert config(f"{EXAMPLES}/bullets_script.py:careful").supervised[0].policies
-    with pytest.raises(ValueError, match="does not define carefull, the scripted reader .* did you mean careful"):
+    with pytest.raises(ValueError, match=r"does not define carefull, the scripted reader .* did you mean careful"):
         config(f"{EXAMPLES}/bullets_script.py:carefull")
     with pytest.raises(ValueError, match="is no scripted reader"):
         config("bad.py:number")
