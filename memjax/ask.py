@@ -26,7 +26,6 @@ from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.episodes.episode import JournalMismatch, Turn
 from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, Journal
-from memjax.episodes.limits import Limits
 from memjax.episodes.run import check_window, longest_turn, run_episode
 from memjax.journals import expire, journal_directory, journal_path
 from memjax.rewards.answers import extract_answer
@@ -57,7 +56,6 @@ class AskSettings(BaseModel):
     url: str | None = None
     tokenizer: str | None = None
     agent: AnyAgent = DEFAULT
-    limits: Limits = Limits()
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
@@ -226,7 +224,6 @@ async def _read(session: Session, asked: list[Asked], journals: Mapping[Path, Jo
             feed=feed,
             on_turn=on_turn,
             keep_turns=False,
-            limits=settings.limits,
         )
         if one.trajectory.failure is not None:
             raise one.trajectory.failure

@@ -100,7 +100,7 @@ def _make_parts(client: Backend, settings: ServeSettings, keys: Sequence[str]) -
     state_dir = settings.state_dir.expanduser()
     runs = RunStore(state_dir / "runs")
     identity = LocalModel(settings.model).identity(settings.dtype)
-    reader = MemoryReader(runs, client, identity=identity, max_runs=settings.max_runs, limits=settings.limits)
+    reader = MemoryReader(runs, client, identity=identity, max_runs=settings.max_runs)
     reloader = WeightReloader(service, Path(settings.model), settings.dtype, reader.change_model)
     metrics.watch([Reading("memjax_memory_runs", "Documents being read.", lambda: len(reader.tasks))])
     grpc = None

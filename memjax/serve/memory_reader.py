@@ -17,7 +17,6 @@ from pathlib import Path
 
 from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, Journal, JournalError, Line
-from memjax.episodes.limits import Limits
 from memjax.episodes.run import run_episode
 from memjax.rollout.client import ClientError
 from memjax.rollout.identity import ModelIdentity
@@ -38,18 +37,10 @@ class MemoryReader:
     `tasks` are the runs under way, by id.
     """
 
-    def __init__(
-        self,
-        store: RunStore,
-        client: Backend,
-        *,
-        identity: ModelIdentity,
-        max_runs: int,
-        limits: Limits = Limits(),
-    ):
+    def __init__(self, store: RunStore, client: Backend, *, identity: ModelIdentity, max_runs: int):
         self.store = store
         self.tasks: dict[str, asyncio.Task[None] | None] = {}  # None until the loop has taken it on
-        self._client, self._identity, self._max_runs, self._limits = client, identity, max_runs, limits
+        self._client, self._identity, self._max_runs = client, identity, max_runs
         self._followers: set[tuple[str, asyncio.AbstractEventLoop, asyncio.Queue[Event | None]]] = set()
         self._lock = threading.Lock()  # guards the two above
         self._closing = False
@@ -191,7 +182,7 @@ class MemoryReader:
             try:
                 return await run_episode(
                     record.agent, task, self._client, tokenizer, record.sampling,
-                    journal=journal, feed=feed, keep_turns=False, limits=self._limits,
+                    journal=journal, feed=feed, keep_turns=False,
                 )  # fmt: skip
             finally:
                 self._journals.discard(journal)

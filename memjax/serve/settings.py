@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from memjax.agents.registry import DEFAULT, AnyAgent, agent_class
 from memjax.config import load_config
-from memjax.episodes.limits import Limits
 from memjax.own_code import is_own
 
 
@@ -42,7 +41,6 @@ class ServeSettings(BaseModel):
     body_timeout: float = Field(20.0, gt=0)  # seconds for a request's head, and for its body beside 10 kB per second
     drain_seconds: float = Field(60.0, ge=0)  # how long SIGTERM waits for running requests
     agent: AnyAgent = DEFAULT  # how memory/MODEL works; requests may choose its budgets
-    limits: Limits = Limits()  # of one reading; what goes over one fails
     state_dir: Path = Field(default_factory=_state_directory)  # uploaded files, and runs that continue after a restart
     run_hours: float = Field(168.0, gt=0)  # files and runs are kept so long after their last use
 
