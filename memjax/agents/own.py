@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 from collections.abc import Mapping
 from copy import copy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field, create_model
@@ -22,6 +24,14 @@ class OwnAgent(NamedAgent):
     async def __call__(self, task: Any, episode: Any) -> str:
         """What the user wrote, which stands before this."""
         raise NotImplementedError
+
+    @property
+    def prompt_hash(self) -> str | None:
+        """A hash of the file with the code, which holds the prompts too; None where there is no such file."""
+        try:
+            return hashlib.sha256(Path(inspect.getsourcefile(type(self)) or "").read_bytes()).hexdigest()[:16]
+        except (TypeError, OSError):
+            return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Its class is made anew where it is loaded, in any process with the same files."""

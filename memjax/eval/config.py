@@ -131,5 +131,7 @@ class EvalConfig(BaseModel):
         fields["lengths"] = list(self.lengths or suite.lengths)
         fields["data"] = {name: path.name for name, path in self.data.items()}
         fields["samples"] = self.samples or suite.samples
-        agent = self.suited_agent.model_dump(mode="json", exclude={"prompts"})
-        return fields | {f"agent.{name}": value for name, value in agent.items()}
+        agent = self.suited_agent
+        hashed = {"prompts"} if isinstance(agent, AgentConfig) else set()
+        keys = agent.model_dump(mode="json", exclude=hashed)
+        return fields | {f"agent.{name}": value for name, value in keys.items()}

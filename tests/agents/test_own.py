@@ -162,6 +162,10 @@ def test_an_evaluation_is_told_apart_by_the_agent_and_its_keys(place):
     assert plain.identity()["agent.name"] == "good.py:Reader"
     assert (plain.identity()["agent.bullets"], other.identity()["agent.bullets"]) == (3, 7)
     assert plain.suited_agent.chunk == 100  # not the suite's: nobody knows what its keys mean
+    edited = (place / "good.py").read_text().replace("Reads.", "Reads on.")
+    (place / "edited.py").write_text(edited)
+    hashes = [own_class(f"{name}.py:Reader")().prompt_hash for name in ("good", "edited")]
+    assert None not in hashes and hashes[0] != hashes[1]  # noqa: PT018  (prompts are in the code)
     assert EvalConfig.model_validate(other.model_dump(mode="json")) == other
 
 
