@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, get_origin
@@ -13,6 +14,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 Config = TypeVar("Config", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Marks a field, in its `Annotated`, whose model depends on its value: `of(value)`; ValueError for a wrong one."""
+
+    of: Callable[[Any], type[BaseModel]]
 
 
 class ConfigError(ValueError):
@@ -52,14 +60,7 @@ def load_config(
 
 def _config_error(error: Any, cls: type[BaseModel]) -> ConfigError:
     """What one pydantic error says."""
-    path = list(error["loc"])
-    field = cls.model_fields.get(str(path[0])) if path else None
-    if field and field.discriminator and len(path) > 1:
-        del path[1]  # pydantic names the variant of a union there, which is no key
-    key = ".".join(map(str, path))
-    if error["type"] == "union_tag_invalid":
-        found = error["ctx"]
-        return ConfigError(key, f"there is no {key} {found['tag']!r}: choose one of {found['expected_tags']}")
+    key = ".".join(map(str, error["loc"]))
     if error["type"] == "value_error":  # raised by a validator of ours: a sentence, and the input may be everything
         return ConfigError(key, str(error["ctx"]["error"]))
     if error["type"] in ("tuple_type", "list_type"):
@@ -151,15 +152,17 @@ def _keys(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> 
 
 
 def _model_of(cls: type[BaseModel], name: str, values: Mapping[str, Any]) -> type[BaseModel] | None:
-    """The model of a field, X or X | None; of a union with names, the variant that `values` name or the first."""
+    """The model of a field, X or X | None; of one with variants, the one that its value means."""
     field = cls.model_fields.get(name)
+    for mark in field.metadata if field else ():
+        if isinstance(mark, Variants):
+            try:
+                return mark.of(values.get(name))
+            except ValueError as error:
+                raise ConfigError(name, str(error)) from None
     annotation = field.annotation if field else None
     candidates = (annotation, *getattr(annotation, "__args__", ()))
     models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-    if field and isinstance(field.discriminator, str):
-        given = values.get(name)
-        chosen = given.get(field.discriminator) if isinstance(given, Mapping) else None
-        models = [m for m in models if m.model_fields[field.discriminator].default == chosen] or models
     return next(iter(models), None)
 
 

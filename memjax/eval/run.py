@@ -16,6 +16,7 @@ from typing import Any
 from memjax.episodes.diagnosis import Diagnosis, evidence_of
 from memjax.episodes.episode import EpisodeTokenizer, JournalMismatch, Turn, key_order
 from memjax.episodes.journal import EpisodeJournal, Journal
+from memjax.episodes.limits import Limits
 from memjax.episodes.run import Agent, run_episode
 from memjax.episodes.transcript import transcript_of, transcript_turn
 from memjax.eval.results import ResultsDirectory, Row
@@ -49,6 +50,7 @@ class Evaluator:
     pool: RewardPool
     made_by: Mapping[str, Any]  # commit and config_hash, for the rows
     journals: Path | None = None
+    limits: Limits = Limits()
     say: Callable[[str], None] = lambda message: None
 
     async def __call__(self, job: Job) -> Row:
@@ -100,7 +102,8 @@ class Evaluator:
     async def _read(self, job: Job, on_turn: Callable[[Turn], None]) -> Trajectory:
         """Drive the sample's episode; a journal of which nothing can be replayed makes way for a fresh one."""
         sampling = SamplingParams(temperature=self.preset.temperature, top_p=self.preset.top_p, seed=self.seed)
-        drive = partial(run_episode, self.agent, job.task, self.client, self.tokenizer, sampling, keep_turns=False)
+        about = self.agent, job.task, self.client, self.tokenizer, sampling
+        drive = partial(run_episode, *about, keep_turns=False, limits=self.limits)
         with tempfile.TemporaryDirectory() as scratch:
             for fresh in (False, True):
                 with Journal((self.journals or Path(scratch)) / job.journal, fresh=fresh) as file:

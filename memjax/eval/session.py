@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memjax.agents.registry import DEFAULT
 from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.episodes.episode import EpisodeTokenizer
-from memjax.episodes.run import check_window
+from memjax.episodes.run import check_window, longest_turn
 from memjax.eval.config import EvalConfig
 from memjax.eval.results import ResultsDirectory, commit, digest
 from memjax.eval.run import Evaluate, Evaluator, run_jobs
@@ -94,13 +95,17 @@ def open_evaluator(
     client = open_client(choice, tokenizer, length=length, slots=config.concurrency, dtype=None)
     agent, preset, identity = config.suited_agent, PRESETS[config.preset], choice.identity()
     pool = RewardPool(timeout=config.reward_seconds)
-    return Evaluator(client, identity, agent, tokenizer, preset, config.seed, pool, made_by, journals, say)
+    drawn = preset, config.seed, pool, made_by, journals, config.limits, say
+    return Evaluator(client, identity, agent, tokenizer, *drawn)
 
 
 def conversation_tokens(config: EvalConfig, tokenizer: EpisodeTokenizer) -> int:
     """The longest conversation, prompt and reply together, that a local engine has to hold."""
     agent, longest = config.suited_agent, max(cell.tokens or _ANY_LENGTH for cell in cells_of(config))
-    need = sum(agent.longest_turn("?", tokenizer, longest).values()) + agent.question
+    turn = longest_turn(agent, "?", tokenizer, longest)
+    if not turn:  # an agent that cannot say gets the whole window of the model
+        return config.window or _ANY_LENGTH
+    need = sum(turn.values()) + getattr(agent, "question", DEFAULT.question)
     if need > _ANY_LENGTH and not config.window:
         raise ValueError(f"{config.suite} does not say how long its texts are: give --window, the most tokens to hold")
     return config.window or need

@@ -14,6 +14,8 @@ from memjax.config import flattened, load_config
 from memjax.data import arithmetic, tiny
 from memjax.data.arithmetic import ArithmeticTasks
 from memjax.data.tiny import POLICIES, TinyTasks
+from memjax.episodes.limits import Limits
+from memjax.own_code import is_own, load_own
 from memjax.rewards import check_metric
 from memjax.train.optimizer_config import OptimizerConfig
 from memjax.train.packing import PackingConfig
@@ -184,7 +186,8 @@ class SupervisedStage(_Part):
     arithmetic: ArithmeticTasks | None = None
     """Sums that are worked out instead."""
     policies: Mapping[str, float] = {"oracle": 1.0}
-    """Share of the documents that each scripted reader reads."""
+    """Share of the documents that each scripted reader reads; FILE.py:NAME is one of your own, a function of a task and
+    a random.Random that returns the replies as a list of str."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Starts afresh with the stage."""
 
@@ -195,9 +198,13 @@ class SupervisedStage(_Part):
         if self.min_steps > self.steps:
             raise ValueError(f"min_steps ({self.min_steps}) must not exceed steps ({self.steps})")
         known = arithmetic.POLICIES if self.arithmetic else tuple(POLICIES)
-        unknown = sorted(set(self.policies) - set(known))
-        if unknown and self.kind == "demonstrations":
-            raise ValueError(f"no scripted reader is called {unknown[0]!r}; there are {', '.join(known)}")
+        for name in sorted(set(self.policies) - set(known)) if self.kind == "demonstrations" else ():
+            if not is_own(name):
+                raise ValueError(
+                    f"no scripted reader is called {name!r}; there are {', '.join(known)}, and FILE.py:NAME"
+                )
+            if not callable(load_own(name, "scripted reader")):
+                raise ValueError(f"{name} is no scripted reader: write def {name.rpartition(':')[2]}(task, rng)")
         if not sum(self.policies.values()) > 0 or min(self.policies.values()) < 0:
             raise ValueError(f"the shares of the policies must be positive, got {dict(self.policies)}")
         return self
@@ -219,7 +226,9 @@ class TrainConfig(_Part):
     data: TaskConfig
     """Tasks to learn from."""
     agent: AnyAgent = DEFAULT
-    """Who works the tasks."""
+    """Who works the tasks: the name of one that is built in, or FILE.py:NAME of your own, and its keys."""
+    limits: Limits = Limits()
+    """Bounds of an episode; one that goes over them fails."""
     rewards: tuple[RewardConfig, ...] = ()
     """What a trajectory is worth, where that is more than the metric of its task."""
     reward_seconds: float = Field(default=30.0, gt=0)
@@ -302,7 +311,7 @@ class TrainConfig(_Part):
 # What may differ between a run and its continuation: it changes neither what was done so far nor what a step means.
 _MAY_CHANGE = (
     *("out", "steps", "validation", "checkpoint", "dump_every", "log", "compute"),
-    *("batch.micro_batch_tokens", "reward_seconds"),
+    *("batch.micro_batch_tokens", "reward_seconds", "limits"),
 )
 
 

@@ -156,6 +156,7 @@ class Sampler:
                     max_chunks=None if judging else rollout.max_chunks,
                     on_turn=watched.add,
                     keep_turns=not judging,
+                    limits=self.config.limits,
                 )
                 if trajectory.failure is None or is_own_fault(trajectory.failure):
                     break

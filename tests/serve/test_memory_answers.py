@@ -438,6 +438,18 @@ def test_a_server_offers_the_agent_it_was_started_with(engine, loaded, tmp_path)
         assert server.post("/v1/memory/answers", {"text": TEXT * 3, "question": "Which code?"}).status_code == 503
 
 
+def test_an_agent_of_one_s_own_is_served_under_its_whole_path(engine, loaded, tmp_path):
+    own = {"name": str(Path(__file__).parents[2] / "examples" / "bullets.py:Bullets"), "new": 8, "answer": 8}
+    with serving(engine, loaded, tmp_path, agent=own | {"chunk": 60, "bullets": 16}) as server:
+        refused = server.post("/v1/memory/answers", {"text": TEXT, "question": "Which code?", "memory_tokens": 9})
+        assert refused.json()["error"]["message"].startswith("memory_tokens: the agent /")
+        asked = {"text": TEXT, "question": "Which code?", "chunk_tokens": 40}
+        run = server.post("/v1/memory/answers", asked).json()
+        assert (run["status"], run["error"], run["settings"]["chunk_tokens"]) == ("done", None, 40)
+        assert run["counters"]["model_calls"] == run["chunks_read"] + 1 > 2
+        assert {call["kind"] for call in calls(server, run["id"])} == {"bullets", "answer"}
+
+
 def test_a_list_of_runs_reads_only_the_journals_that_changed(server, monkeypatch):
     read = []
 
