@@ -18,9 +18,13 @@ Config = TypeVar("Config", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Variants:
-    """Marks a field, in its `Annotated`, whose model depends on its value: `of(value)`; ValueError for a wrong one."""
+    """Marks a field, in its `Annotated`, whose model depends on its value: `of(value)`; ValueError for a wrong one.
+
+    `known` are those that can be listed, by the value of their key `name`.
+    """
 
     of: Callable[[Any], type[BaseModel]]
+    known: Mapping[str, type[BaseModel]]
 
 
 class ConfigError(ValueError):

@@ -11,6 +11,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from memjax.config import Variants
+
 REQUIRED = "required"
 """What stands for the default of a key that has none."""
 
@@ -39,15 +41,22 @@ def sections_of(cls: type[BaseModel], name: str = "", variant: str = "") -> Iter
     for field_name, field in cls.model_fields.items():
         if f"{field_name}: {field.default}" == variant:
             continue
-        parts = (field.annotation, *get_args(field.annotation))
-        models = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+        models = _models_of(field)
         key = f"{prefix}{field_name}"
         keys.append(Key(key, _type_of(field, bool(models)), _default_of(field, bool(models)), field.description or ""))
-        below += [(model, f"{key}.N" if _is_list(field.annotation) else key, field.discriminator) for model in models]
+        below += [(model, f"{key}.N" if _is_list(field.annotation) else key, which) for which, model in models]
     yield Section(name, variant, " ".join((cls.__doc__ or "").split("\n\n")[0].split()), keys)
-    for model, place, by in below:
-        chosen = f"{by}: {model.model_fields[by].default}" if isinstance(by, str) else ""
-        yield from sections_of(model, place, chosen)
+    for model, place, which in below:
+        yield from sections_of(model, place, which)
+
+
+def _models_of(field: FieldInfo) -> list[tuple[str, type[BaseModel]]]:
+    """The models whose settings a field has, each with what chooses it, if something does."""
+    for mark in field.metadata:
+        if isinstance(mark, Variants):
+            return [(f"name: {name}", model) for name, model in mark.known.items()]
+    parts = (field.annotation, *get_args(field.annotation))
+    return [("", part) for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
 
 
 def _is_list(annotation: Any) -> bool:

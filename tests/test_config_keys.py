@@ -4,12 +4,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from typer.testing import CliRunner
 
+from memjax.config import Variants
 from memjax.config_keys import sections_of
 from memjax.eval.config import EvalConfig
 from memjax.train.__main__ import app
@@ -43,7 +44,7 @@ class Everything(BaseModel):
     rate: float | None = Field(0.5, gt=0, le=1)
     kinds: tuple[Literal["a", "b"], ...] = ("a",)
     shares: Mapping[str, float] = {"a": 1.0}
-    side: Left | Right = Field(Left(), discriminator="name")
+    side: Annotated[Left | Right, Variants(lambda value: Left, {"left": Left, "right": Right})] = Left()
     many: tuple[Left, ...] = ()
 
 

@@ -50,7 +50,7 @@ def _agent_of(value: Any) -> Any:
     return _class_of(value).model_validate({"name": value} if isinstance(value, str) else value)
 
 
-AnyAgent = Annotated[SerializeAsAny[NamedAgent], BeforeValidator(_agent_of), Variants(_class_of)]
+AnyAgent = Annotated[SerializeAsAny[NamedAgent], BeforeValidator(_agent_of), Variants(_class_of, AGENTS)]
 """The type of a config's `agent`."""
 
 
