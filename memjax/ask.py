@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from rich.console import Console
 
 from memjax import __version__
-from memjax.agents.registry import DEFAULT, AnyAgent, agent_keys, option_of
+from memjax.agents.registry import DEFAULT, AnyAgent, option_of
 from memjax.ask_display import AskDisplay
 from memjax.config import ConfigError, load_config
 from memjax.data.documents import Document, is_copy, open_document
@@ -26,7 +26,7 @@ from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.episodes.episode import JournalMismatch, Turn
 from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, Journal
-from memjax.episodes.run import check_window, run_episode
+from memjax.episodes.run import check_window, longest_turn, run_episode
 from memjax.journals import expire, journal_directory, journal_path
 from memjax.rewards.answers import extract_answer
 from memjax.rollout.connect import (
@@ -41,6 +41,8 @@ from memjax.rollout.connect import (
 from memjax.rollout.identity import ModelIdentity
 from memjax.tokenizer import Tokenizer
 from memjax.trajectory import SamplingParams, Task, Trajectory
+
+_ANY = 1 << 40  # tokens; only a service has a window that is not known, and no engine to size by it
 
 
 class AskSettings(BaseModel):
@@ -110,12 +112,12 @@ class Session:
     choice: ModelChoice
     tokenizer: Tokenizer | EstimatedTokenizer
     window: int | None
-    length: int  # tokens of the longest turn
+    length: int  # tokens of the longest turn, or of the window for an agent that cannot say
     identity: ModelIdentity
 
 
 def run_ask(given: Mapping[str, Any], agent: Mapping[str, Any], output: Output) -> None:
-    """Read, and print the answers to standard output; what is None has its default. `agent` are keys of the agent."""
+    """Read, and print the answers to standard output; what is None has its default. `agent` are `agent_keys`."""
     session, asked = ask(given, agent, output, Console(stderr=True))
     if output.json:
         print(json.dumps(report(session, asked), ensure_ascii=False))
@@ -129,7 +131,7 @@ def ask(
     given: Mapping[str, Any], agent: Mapping[str, Any], output: Output, console: Console
 ) -> tuple[Session, list[Asked]]:
     """Every question with its trajectory. Raises what an episode failed with, with a note on how to continue."""
-    settings, chosen = _settings(given, agent), {name for name, value in agent.items() if value is not None}
+    settings, chosen = _settings(given, agent), set(agent)
     expire()
     document = open_document(settings.files, journal_directory())
     with _spooled(document):
@@ -164,11 +166,11 @@ def prepare(settings: AskSettings, chosen: set[str], document: Document, console
     if agent != settings.agent:
         budgets = ", ".join(f"{name} {n}" for name, n in agent if isinstance(n, int) and name not in chosen)
         console.print(f"To fit the window of {window} tokens: {budgets}.", style="dim")
-    tokens = measure(document.pieces(), tokenizer) if agent.longest_turn(longest, tokenizer, 1).get("text") else 0
+    tokens = measure(document.pieces(), tokenizer) if longest_turn(agent, longest, tokenizer, 1).get("text") else 0
     check_window(agent, longest, tokenizer, window, choice.model)
     settings = settings.model_copy(update={"agent": agent, "model": choice.model})
-    length = sum(agent.longest_turn(longest, tokenizer, tokens).values())
-    length = min(length, window or length)
+    turn = longest_turn(agent, longest, tokenizer, tokens)
+    length = min(sum(turn.values()) or _ANY, window or _ANY)
     identity = choice.identity(settings.dtype)
     if isinstance(choice, Service) and isinstance(tokenizer, Tokenizer):
         identity = replace(identity, tokenizer=None)
@@ -259,8 +261,8 @@ def report(session: Session, asked: list[Asked]) -> dict[str, Any]:
 def _settings(given: Mapping[str, Any], agent: Mapping[str, Any]) -> AskSettings:
     """What was typed over the defaults; paths made absolute."""
     values = {name: value for name, value in given.items() if value is not None}
-    if keys := agent_keys(agent):
-        values["agent"] = keys
+    if agent:
+        values["agent"] = agent
     try:
         settings = load_config(AskSettings, given=values)
     except ConfigError as error:

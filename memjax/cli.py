@@ -58,6 +58,18 @@ TokenizerOption = Annotated[
 ]
 
 
+AgentSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A key of the agent, such as --set chunk=2000; repeatable.",
+        show_default=False,
+        rich_help_panel="Reading",
+    ),
+]
+
+
 def _budget(name: str, default: int, text: str) -> Any:
     return typer.Option(
         name,
@@ -108,12 +120,14 @@ def ask(
         str | None,
         typer.Option(
             "--agent",
-            metavar="NAME",
+            metavar="NAME|FILE.py:NAME",
             help="memagent reads in chunks with a memory; single shows the whole text at once, "
-            "single-truncated as much of its two ends as fits, no-context nothing. [default: memagent]",
+            "single-truncated as much of its two ends as fits, no-context nothing; or one of your own, from a file. "
+            "`memjax agents` lists them with their keys. [default: memagent]",
             rich_help_panel="Reading",
         ),
     ] = None,
+    settings: AgentSettings = None,
     chunk_tokens: Annotated[int | None, _budget("--chunk-tokens", 5000, "Document read per model call.")] = None,
     memory_tokens: Annotated[int | None, _budget("--memory-tokens", 1024, "Longest memory.")] = None,
     answer_tokens: Annotated[int | None, _budget("--answer-tokens", 1024, "Longest answer.")] = None,
@@ -189,6 +203,7 @@ def ask(
         memjax ask "Who is the killer?" book.txt -m model.gguf --journal killer.jsonl; memjax view killer.jsonl
     """
     with _termination_as_interrupt(), errors_as_sentences(debug):
+        from memjax.agents.registry import agent_keys
         from memjax.ask import Output, run_ask
 
         given: dict[str, Any] = {
@@ -220,7 +235,7 @@ def ask(
             )
         given["questions"] = [*questions, *(more_questions or [])] or None
         output = Output(json=json_output, show_memory=show_memory, journal=journal, fresh=fresh)
-        run_ask(given, of_agent, output)
+        run_ask(given, agent_keys(of_agent, settings or ()), output)
 
 
 @app.command()
@@ -278,6 +293,18 @@ def serve(
         list[str] | None,
         typer.Option("--api-key", help="Ask for this key; repeatable. Better: the variable MEMJAX_API_KEYS."),
     ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            "--agent",
+            metavar="NAME|FILE.py:NAME",
+            help="Who reads for memory/MODEL: built-in or your own. [default: memagent]",
+        ),
+    ] = None,
+    agent_settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the agent; repeatable.", show_default=False),
+    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option("--prompts", metavar="PATH", help="Prompts of the memory loop, as `memjax ask` takes."),
@@ -317,6 +344,7 @@ def serve(
         given = {
             "model": model,
             "served_name": served_name,
+            "agent": agent,
             "prompts": str(prompts) if prompts else None,
             "host": host,
             "port": port,
@@ -332,7 +360,7 @@ def serve(
             "state_dir": str(state_dir) if state_dir else None,
         }
         keys, admin_key = read_keys(api_key, os.environ), os.environ.get("MEMJAX_ADMIN_KEY") or None
-        run_server(read_settings(config, given), keys=keys, admin_key=admin_key)
+        run_server(read_settings(config, given, agent_settings or ()), keys=keys, admin_key=admin_key)
 
 
 @app.command()
@@ -399,6 +427,7 @@ def _mount(name: str, module: str, summary: str) -> None:
 
 _mount("eval", "memjax.eval.__main__", "Measure how well a model reads long documents, and compare runs.")
 _mount("train", "memjax.train.__main__", "Train a memory agent from a config, and report on a run.")
+_mount("agents", "memjax.agents.__main__", "List the agents, and check one of your own before a model is loaded.")
 _mount("journal", "memjax.journals", "List, show and remove the journals of `memjax ask`.")
 _mount("data", "memjax.data.__main__", "Make RULER and long multi-hop tasks of any length.")
 _mount("plan", "memjax.plan.__main__", "Say whether a training run fits on a slice that need not be there.")

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 Config = TypeVar("Config", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Marks a field, in its `Annotated`, whose model depends on its value: `of(value)`; ValueError for a wrong one."""
+
+    of: Callable[[Any], type[BaseModel]]
 
 
 class ConfigError(ValueError):
@@ -51,16 +60,11 @@ def load_config(
 
 def _config_error(error: Any, cls: type[BaseModel]) -> ConfigError:
     """What one pydantic error says."""
-    path = list(error["loc"])
-    field = cls.model_fields.get(str(path[0])) if path else None
-    if field and field.discriminator and len(path) > 1:
-        del path[1]  # pydantic names the variant of a union there, which is no key
-    key = ".".join(map(str, path))
-    if error["type"] == "union_tag_invalid":
-        found = error["ctx"]
-        return ConfigError(key, f"there is no {key} {found['tag']!r}: choose one of {found['expected_tags']}")
+    key = ".".join(map(str, error["loc"]))
     if error["type"] == "value_error":  # raised by a validator of ours: a sentence, and the input may be everything
         return ConfigError(key, str(error["ctx"]["error"]))
+    if error["type"] in ("tuple_type", "list_type"):
+        return ConfigError(key, f"must be a list, such as {key}='[...]', got {error['input']!r}")
     if error["type"] == "missing":
         return ConfigError(key, "has no value, and there is no default", missing=True)
     return ConfigError(key, f"{error['msg']}, got {error['input']!r}")
@@ -89,24 +93,49 @@ def _set(values: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ValueError(f"an override is key=value, with dots for nested keys, got {override!r}")
     *parents, leaf = key.split(".")
+    at: Any = values
     for parent in parents:
-        values = values.setdefault(parent, {})
-        if not isinstance(values, dict):
-            raise ValueError(f"{key} cannot be set: {parent} has the value {values!r}")
+        place = _place(at, parent, key)
+        at = at.setdefault(place, {}) if isinstance(at, dict) else at[place]
+        if not isinstance(at, dict | list):
+            raise ValueError(f"{key} cannot be set: {parent} has the value {at!r}")
     try:
-        values[leaf] = yaml.safe_load(text)
+        at[_place(at, leaf, key)] = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ValueError(f"the value of {override!r} is not YAML: put it in quotes") from None
 
 
+def _place(values: Any, name: str, key: str) -> str | int:
+    """What a part of the dotted `key` means there: an entry of a list by its number, else a key."""
+    if not isinstance(values, list):
+        return name
+    if not name.isdecimal() or int(name) >= len(values):
+        raise ValueError(f"{key} cannot be set: a list of {len(values)} has no entry {name} (the first one is 0)")
+    return int(name)
+
+
 def _leaves(values: Mapping[str, Any], cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of the values, down to where `cls` has models."""
+    """The dotted keys of the values, down to where `cls` has models or lists of models."""
     for key, value in values.items():
         inner = _model_of(cls, key, values)
-        if inner is not None and isinstance(value, Mapping):
-            yield from _leaves(value, inner, f"{prefix}{key}.")
-        else:
+        found = _entries(cls, key, value) if inner is not None else {}
+        for place, entry in found.items():
+            assert inner is not None
+            yield from _leaves(entry, inner, f"{prefix}{place}.")
+        if not found:
             yield f"{prefix}{key}"
+
+
+def _entries(cls: type[BaseModel], name: str, value: Any) -> dict[str, Mapping[str, Any]]:
+    """The values that a field's model reads, by key; for a list of models by name and number."""
+    if not _is_list(cls.model_fields[name]):
+        return {name: value} if isinstance(value, Mapping) else {}
+    found = enumerate(value if isinstance(value, Sequence) else ())
+    return {f"{name}.{i}": entry for i, entry in found if isinstance(entry, Mapping)}
+
+
+def _is_list(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) in (tuple, list)
 
 
 def _keys(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -116,21 +145,24 @@ def _keys(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> 
         keys.append(f"{prefix}{name}")
         inner = _model_of(cls, name, values)
         if inner is not None:
-            given = values.get(name)
-            keys += _keys(inner, given if isinstance(given, Mapping) else {}, f"{prefix}{name}.")
+            first = f"{name}.0" if _is_list(cls.model_fields[name]) else name
+            for place, given in (_entries(cls, name, values.get(name)) or {first: {}}).items():
+                keys += _keys(inner, given, f"{prefix}{place}.")
     return keys
 
 
 def _model_of(cls: type[BaseModel], name: str, values: Mapping[str, Any]) -> type[BaseModel] | None:
-    """The model of a field, X or X | None; of a union with names, the variant that `values` name or the first."""
+    """The model of a field, X or X | None; of one with variants, the one that its value means."""
     field = cls.model_fields.get(name)
+    for mark in field.metadata if field else ():
+        if isinstance(mark, Variants):
+            try:
+                return mark.of(values.get(name))
+            except ValueError as error:
+                raise ConfigError(name, str(error)) from None
     annotation = field.annotation if field else None
     candidates = (annotation, *getattr(annotation, "__args__", ()))
     models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-    if field and isinstance(field.discriminator, str):
-        given = values.get(name)
-        chosen = given.get(field.discriminator) if isinstance(given, Mapping) else None
-        models = [m for m in models if m.model_fields[field.discriminator].default == chosen] or models
     return next(iter(models), None)
 
 

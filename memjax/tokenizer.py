@@ -156,8 +156,13 @@ class Tokenizer:
         return [self._bytes_by_id[token_id] for token_id in ids]
 
     def ids_of(self, pieces: Sequence[bytes]) -> list[int]:
-        """The ids of which `pieces_of` gave the bytes; control tokens, which have none, cannot be found again."""
-        return [self._ids_by_bytes[piece] for piece in pieces]
+        """The ids of which `pieces_of` gave the bytes. ValueError for bytes that are no token of plain text."""
+        try:
+            return [self._ids_by_bytes[piece] for piece in pieces]
+        except KeyError as error:
+            raise ValueError(
+                f"the tokenizer of {self.source} has no token {error.args[0]!r} for text: use the one that cut it"
+            ) from None
 
     def char_boundary(self, ids: Sequence[int], n: int) -> int:
         """The largest k <= n such that ids[:k] does not end inside a UTF-8 character."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -96,6 +96,18 @@ class Completion:
     error: str | None = None
 
 
+class Span(NamedTuple):
+    """The sampled tokens of a turn that has a reward of its own: a half-open range in its conversation.
+
+    Spans of one `step` are compared with each other within a group.
+    """
+
+    start: int
+    end: int
+    step: str
+    reward: float
+
+
 @dataclass(frozen=True)
 class Conversation:
     """One context window: prompt and sampled tokens, in order; several turns where a prompt extends it."""
@@ -105,6 +117,7 @@ class Conversation:
     logprobs: np.ndarray  # float32 [T], 0 where loss_mask is False
     kind: str  # of its last turn, as the agent calls it: memory, final, ...
     truncated: bool = False  # the last reply was cut at its token limit
+    spans: tuple[Span, ...] = ()  # of the turns that have a reward of their own
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs):

@@ -491,7 +491,7 @@ def test_a_run_continues_in_the_dtype_that_it_began_with(document, tmp_path, mon
 
 def test_a_failure_takes_nothing_that_was_there_before(document, tmp_path):
     mine, turn = tmp_path / "mine.jsonl", '{"type": "demonstration", "episode": "1", "messages": [], "reply": "x"}\n'
-    mine.write_text('{"type": "journal", "version": 1}\n' + turn)
+    mine.write_text('{"type": "journal", "version": 2}\n' + turn)
     with serving(chained) as service:
         service.status = fails_at(0)
         assert ask(service, "What?", document, "--journal", mine).exit_code == 1

@@ -20,6 +20,7 @@ class Outer(BaseModel):
     sizes: tuple[int, ...] = ()
     optimizer: Inner = Inner()
     spare: Inner | None = None
+    stages: tuple[Inner, ...] = ()
 
 
 def test_file_and_overrides_are_merged_and_the_last_wins(tmp_path):
@@ -45,11 +46,27 @@ def test_file_and_overrides_are_merged_and_the_last_wins(tmp_path):
         ("name", "an override is key=value"),
         ("name.inner=1", "name: Input should be a valid string"),
         ("sizes=[", "is not YAML"),
+        ("stages=[{rate: 1}, {stps: 1}]", "unknown config key stages.1.stps: did you mean stages.1.steps?"),
+        ("stages=[{rate: -1}]", "stages.0.rate: Input should be greater than 0, got -1"),
+        ("stages=3", "stages: must be a list, such as stages='[...]', got 3"),
+        ("stages.0.rate=3", "stages: must be a list"),
+        ("stages=[3]", "stages.0: Input should be a valid dictionary"),
     ],
 )
 def test_a_wrong_override_is_refused(override, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         load_config(Outer, None, [override])
+
+
+def test_an_override_reaches_into_a_list():
+    stages = "stages=[{rate: 1}, {rate: 2}]"
+    config = load_config(Outer, None, [stages, "stages.1.steps=9"])
+    assert config.stages == (Inner(rate=1), Inner(rate=2, steps=9))
+    for place in ("2", "x"):
+        with pytest.raises(ValueError, match=f"a list of 2 has no entry {place}"):
+            load_config(Outer, None, [stages, f"stages.{place}.steps=9"])
+    with pytest.raises(ValueError, match=r"did you mean stages\.1\.steps"):
+        load_config(Outer, None, [stages, "stages.1.stps=9"])
 
 
 @pytest.mark.parametrize(

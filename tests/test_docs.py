@@ -12,7 +12,7 @@ from memjax.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-ELSEWHERE = ("eval", "data", "train", "plan")  # commands whose options live in the __main__ of their room
+ELSEWHERE = ("eval", "data", "train", "plan", "agents")  # commands whose options live in the __main__ of their room
 
 
 def code_of(page):
@@ -42,8 +42,9 @@ def commands():
 def parse(command, words, parent=None):
     """Parse as the command would, down to its subcommand, and run nothing."""
     context = command.make_context(command.name, list(words), parent=parent)
-    if hasattr(command, "resolve_command"):
-        name, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+    given = [*context._protected_args, *context.args]
+    if hasattr(command, "resolve_command") and given:  # some groups do something by themselves
+        name, inner, rest = command.resolve_command(context, given)
         if name in ELSEWHERE and parent is None:
             return parse(get_command(import_module(f"memjax.{name}.__main__").app), rest, context)
         return parse(inner, rest, context)

@@ -17,10 +17,32 @@ _JOINT_TOKENS = 8  # allowed for text that takes more tokens beside the prompt's
 _LEAST_SHARE = 32  # tokens; a smaller memory or answer is not worth having
 
 
-class AgentConfig(BaseModel):
-    """An agent: its fields are the keys under `agent` in every config. Budgets are in tokens."""
+class NamedAgent(BaseModel):
+    """An agent: its fields are the keys under `agent` in every config.
+
+    One that is a `MeasuredAgent` too is checked against a model's window before anything is read.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+
+    @abstractmethod
+    async def __call__(self, task: Task, episode: Episode) -> str:
+        """Work the task; the reply with the answer."""
+
+    def fitted(self, chosen: Collection[str], question: str, tokenizer: EpisodeTokenizer, window: int | None) -> Self:
+        """The agent for a window of so many tokens: itself, where nobody knows which of its keys are budgets."""
+        return self
+
+    @property
+    def prompt_hash(self) -> str | None:
+        """A hash of every word of the prompts; None where they are nowhere but in the code."""
+        return None
+
+
+class AgentConfig(NamedAgent):
+    """An agent with budgets, which are in tokens."""
 
     question: int = Field(default=1024, ge=1)
     """Longest question."""
@@ -33,10 +55,6 @@ class AgentConfig(BaseModel):
         for name in set(copy.__dict__) - set(type(self).model_fields):
             del copy.__dict__[name]
         return copy
-
-    @abstractmethod
-    async def __call__(self, task: Task, episode: Episode) -> str:
-        """Work the task; the reply with the answer."""
 
     @abstractmethod
     def longest_turn(self, question: str, tokenizer: EpisodeTokenizer, document_tokens: int) -> dict[str, int]:

@@ -4,30 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from memjax.episodes.episode import Turn, key_order
-from memjax.trajectory import Conversation, Trajectory
+from memjax.episodes.episode import Key, Turn, key_order
+from memjax.trajectory import Conversation, Span, Trajectory
 
+_NO_REWARDS: Mapping[Key, float] = MappingProxyType({})
 _TAIL = 8  # ids at the end of a conversation by which a prompt that repeats it is found
 
 
 def trajectory_of(
-    turns: Iterable[Turn], task: str, group: str, *, counters: Mapping[str, float], **fields: Any
+    turns: Iterable[Turn],
+    task: str,
+    group: str,
+    *,
+    counters: Mapping[str, float],
+    rewards: Mapping[Key, float] = _NO_REWARDS,
+    **fields: Any,
 ) -> Trajectory:
-    """The trajectory that the turns of an attempt at a task make; `fields` are its answer and what else is known."""
-    conversations, broken = conversations_of(turns)
+    """The trajectory that the turns of an attempt at a task make; `fields` are its answer and what else is known.
+
+    `rewards` are those that single turns have, by key.
+    """
+    conversations, broken = conversations_of(turns, rewards)
     counted = {**counters, "broken_conversations": broken} if broken else counters
     return Trajectory(task, group, conversations, counters=counted, **fields)
 
 
-def conversations_of(turns: Iterable[Turn]) -> tuple[tuple[Conversation, ...], int]:
+def conversations_of(
+    turns: Iterable[Turn], rewards: Mapping[Key, float] = _NO_REWARDS
+) -> tuple[tuple[Conversation, ...], int]:
     """The conversations in the order of their keys, and how many turns should have extended one and did not.
 
     A prompt that begins with all ids of an open conversation extends it; any other opens a new one. Only sampled tokens
-    of trained turns carry loss. Turns without ids, as a text-only service leaves them, make no conversation.
+    of trained turns carry loss. Turns without ids, as a text-only service leaves them, make no conversation. The reward
+    of a turn, by its key, becomes a span over what that turn sampled.
     """
     conversations: list[_Open] = []
     by_tail: dict[tuple[int, bytes], list[_Open]] = {}
@@ -45,7 +59,7 @@ def conversations_of(turns: Iterable[Turn]) -> tuple[tuple[Conversation, ...], i
             broken += turn.is_continuation
         else:
             by_tail[found.tail].remove(found)
-        found.extend(turn)
+        found.extend(turn, rewards.get(turn.key))
         by_tail.setdefault(found.tail, []).append(found)
         lengths.add(len(found.token_ids))
     return tuple(one.closed() for one in conversations), broken
@@ -58,6 +72,7 @@ class _Open:
     loss_mask: np.ndarray  # bool [T]
     logprobs: np.ndarray  # float32 [T]
     truncated: bool = False
+    spans: tuple[Span, ...] = ()
 
     @property
     def tail(self) -> tuple[int, bytes]:
@@ -66,7 +81,7 @@ class _Open:
     def begins(self, prompt: np.ndarray) -> bool:
         return np.array_equal(self.token_ids, prompt[: len(self.token_ids)])
 
-    def extend(self, turn: Turn) -> None:
+    def extend(self, turn: Turn, reward: float | None) -> None:
         """Add what the prompt has beyond the conversation, without loss, and what was sampled."""
         completion = turn.reply.completion
         given, sampled = completion.prompt_ids[len(self.token_ids) :], completion.token_ids
@@ -77,9 +92,12 @@ class _Open:
         self.loss_mask = np.concatenate([self.loss_mask, np.zeros(len(given), bool), mask])
         self.logprobs = np.concatenate([self.logprobs, np.zeros(len(given), np.float32), logprobs]).astype(np.float32)
         self.truncated = completion.finish_reason == "length"
+        if reward is not None and turn.trained:
+            end, step = len(self.token_ids), ":".join(map(str, turn.key))
+            self.spans += (Span(end - len(sampled), end, step, reward),)
 
     def closed(self) -> Conversation:
-        return Conversation(self.token_ids, self.loss_mask, self.logprobs, self.kind, self.truncated)
+        return Conversation(self.token_ids, self.loss_mask, self.logprobs, self.kind, self.truncated, self.spans)
 
 
 def _candidates(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -22,6 +24,7 @@ from memjax.data.seeds import derive_seed
 from memjax.environments.environment import Environment, Step
 from memjax.episodes.acting import ActingIn
 from memjax.episodes.feed import Feed
+from memjax.episodes.limits import Limits
 from memjax.episodes.openai_client import EpisodeClient
 from memjax.episodes.quotes import Quote, QuotedText
 from memjax.rollout.client import Client, ClientError, Message, Part, Prompt, ToolCall
@@ -53,6 +56,10 @@ class EpisodeTokenizer(ChunkTokenizer, Protocol):
 
     def pieces_of(self, ids: Sequence[int]) -> Sequence[bytes]:
         """The bytes of each id."""
+        ...
+
+    def ids_of(self, pieces: Sequence[bytes]) -> Sequence[int]:
+        """The ids with these bytes; ValueError for bytes that are no token of plain text."""
         ...
 
     def count(self, text: str) -> int:
@@ -142,15 +149,20 @@ class Episode:
         max_chunks: int | None = None,
         on_turn: Callable[[Turn], None] | None = None,
         keep_turns: bool = True,
+        limits: Limits = Limits(),
     ):
         self.task, self.tokenizer, self.window = task, tokenizer, client.window
         self.counters: Counter[str] = Counter(document_tokens=0, truncated_tokens=0)
         self.turns: list[Turn] = []
+        self.rewards: dict[Key, float] = {}  # of single turns
         self.model = client.model
         self._client, self._sampling, self._seed = client, sampling, seed
         self._recorder, self._on_turn, self._keep_turns = recorder, on_turn, keep_turns
         self._feed = feed or Feed(task.context, tokenizer)
         self._max_chunks = max_chunks
+        self._limits = limits
+        self._chunks_read = 0
+        self.waiting = 0  # calls that the model has not answered yet
         self._keys: set[Key] = set()
         self._said: dict[Any, tuple[Key, np.ndarray]] = {}  # replies that a later message may repeat, by `_said_as`
         self._environments: dict[int, ActingIn] = {}
@@ -172,9 +184,10 @@ class Episode:
 
         `kind` names the turn in traces and counters, `chunk` is what of the document the prompt shows, `notes` are JSON
         values to keep beside the reply. A turn that is not `trained` carries no loss, nor does one at another
-        `temperature` than the episode's, which the learner divides by. Raises ValueError for a prompt
-        that does not fit and for a `key` used twice, ClientError where the model could not be reached or failed.
+        `temperature` than the episode's, which the learner divides by. Raises ValueError for a prompt that does not
+        fit, for a `key` used twice and for too many calls, ClientError where the model could not be reached or failed.
         """
+        _check_notes(notes)
         key = self._take_key(key)
         prompt = self._with_own_replies(_as_prompt(prompt))
         seed = derive_seed(self._seed, *key) >> 1  # services take signed 32-bit seeds
@@ -215,6 +228,7 @@ class Episode:
 
         def count(chunk: Chunk) -> None:
             nonlocal end
+            self._chunks_read += 1
             self.counters["document_tokens"] += len(chunk.ids)
             self.counters["truncated_tokens"] += chunk.start_token - end
             end = chunk.start_token + len(chunk.ids)
@@ -283,8 +297,8 @@ class Episode:
             raise ValueError("this environment was not reset: await episode.reset(environment) before the first step")
         step = await self._act(acting, self._take_key(None), action, timeout)
         episode, reply = _LAST.get()
-        if step.reward and episode is self and (reward := getattr(self, "reward", None)):
-            reward(reply, step.reward)
+        if step.reward and reply is not None and episode is self:
+            self.reward(reply, step.reward)
         return step
 
     async def _act(self, acting: ActingIn, key: Key, action: str | None, timeout: float) -> Step:
@@ -330,6 +344,15 @@ class Episode:
         """Add to a counter of the trajectory."""
         self.counters[name] += n
 
+    def reward(self, reply: Reply, value: float) -> None:
+        """Give the turn of a reply a reward of its own; several add up.
+
+        Training compares it with what the other samples of the task got at the same place (`objective.step_credit`).
+        """
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise ValueError(f"a reward must be a finite number, got {value!r}")
+        self.rewards[reply.key] = self.rewards.get(reply.key, 0.0) + float(value)
+
     async def leave(self) -> None:
         """Wait for nobody, let nobody wait for this episode, and close its environments."""
         self._feed.leave(self)
@@ -361,7 +384,17 @@ class Episode:
             raise JournalMismatch(differing)
 
     async def _complete(self, prompt: Prompt, params: SamplingParams) -> Completion:
-        (completion,) = await self._client.complete(prompt, params)
+        seconds = self._limits.call_seconds
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(seconds) as timeout:
+                (completion,) = await self._client.complete(prompt, params)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            raise ClientError(f"{self.model} gave no reply within limits.call_seconds = {seconds:g}") from error
+        finally:
+            self.waiting -= 1
         if completion.finish_reason in ("error", "cancelled"):
             ended = f"{self.model} ended the reply with {completion.finish_reason!r}"
             raise ClientError(completion.error or ended)
@@ -419,6 +452,11 @@ class Episode:
         if key in self._keys:
             raise ValueError(f"the key {key!r} was used twice in one episode: give every call a key of its own")
         self._keys.add(key)
+        if len(self._keys) > (most := self._limits.calls * (1 + self._chunks_read)):
+            raise ValueError(
+                f"the agent made more than {most} calls ({self._limits.calls}, and as many for each of the "
+                f"{self._chunks_read} chunks that it read): let it stop, or raise limits.calls"
+            )
         return key
 
     def _here(self) -> _Mark:
@@ -491,6 +529,15 @@ def _canonical(text: str) -> str:
         return json.dumps(json.loads(text), sort_keys=True)
     except ValueError:
         return text
+
+
+def _check_notes(notes: Mapping[str, Any] | None) -> None:
+    try:
+        json.dumps(notes)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the notes of a call are kept as JSON, which they are not ({error}): {notes!r:.200}"
+        ) from None
 
 
 def _as_prompt(prompt: Prompt | Sequence[Message] | str) -> Prompt:

@@ -7,14 +7,12 @@ the call under way; it is synced to disk before a listener sees it, else at most
 from __future__ import annotations
 
 import asyncio
-import base64
 import fcntl
 import hashlib
 import json
 import os
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -26,14 +24,15 @@ import numpy as np
 from memjax import __version__
 from memjax.config import flattened
 from memjax.environments.environment import Step
-from memjax.episodes.episode import EpisodeTokenizer, Key, Turn
+from memjax.episodes.episode import EpisodeTokenizer, Key, Reply, Turn
+from memjax.episodes.packed import packed, packed_lengths, pieces_in, unpacked
 from memjax.episodes.quotes import CHUNK, Quote, QuotedText
 from memjax.rollout.client import Message, Part, Prompt
 from memjax.rollout.identity import ModelIdentity
 from memjax.trajectory import Completion, SamplingParams
 from memjax.whole_file import drop_torn_line
 
-VERSION = 1
+VERSION = 2
 _MARK = b'{"type":"journal"'
 _SYNC_SECONDS = 1.0
 _NEEDED = {  # fields without which a line cannot be used
@@ -169,7 +168,8 @@ class Journal:
         content = hashlib.sha256(text + lengths.tobytes()).hexdigest()[:24]
         if (number := self._chunks.get(content)) is None:
             number = max(self._chunks.values(), default=-1) + 1  # one may have been removed by hand
-            self.write({"type": "chunk", "n": number, "hash": content, "text": packed(text), "tokens": packed(lengths)})
+            line = {"type": "chunk", "n": number, "hash": content, "text": packed(text)}
+            self.write({**line, "tokens": packed_lengths(pieces)})
         return number
 
     def close(self) -> None:
@@ -268,7 +268,7 @@ class EpisodeJournal:
     def find(self, digest: str) -> Completion | None:
         """The reply to the model call with this digest, without the ids of its prompt."""
         line = self._journal.find(digest)
-        return None if line is None else completion_of(line)
+        return None if line is None else completion_of(line, self._tokenizer)
 
     def find_value(self, digest: str) -> tuple[Any] | None:
         """The value of the outside call with this digest, in a tuple of one."""
@@ -302,8 +302,7 @@ class EpisodeJournal:
         reply: Line = {"text": completion.text, "finish": completion.finish_reason}
         reply |= {name: value for name in _COUNTED if (value := getattr(completion, name))}
         if len(completion.token_ids):
-            ids, logprobs = np.asarray(completion.token_ids, np.int32), np.asarray(completion.logprobs, np.float32)
-            reply |= {"ids": packed(ids), "logprobs": packed(logprobs)}
+            reply |= self._drawn(turn.reply)
         self._write({**line, "reply": {**reply, "seconds": round(completion.seconds, 3)}})
 
     def add_value(self, key: Key, digest: str, name: str, value: Any, *, replayed: bool) -> None:
@@ -336,6 +335,26 @@ class EpisodeJournal:
     def score(self, fields: Mapping[str, Any]) -> None:
         """Write what the episode is worth (`reward`), and whether it is to be learned from (`kept`)."""
         self._journal.write({"type": "score", "episode": self._episode, **fields})
+
+    def _drawn(self, reply: Reply) -> Line:
+        """The ids and log-probabilities of a reply. Ids that its text spells are told by where they begin in it."""
+        ids, logprobs = reply.completion.token_ids, reply.completion.logprobs
+        pieces = self._spelling(reply)
+        line: Line = {"tokens": packed_lengths(pieces)} if pieces else {}
+        left, drawn = np.asarray(ids[len(pieces) :], np.int32), np.asarray(logprobs, np.float32)
+        return {**line, "ids": packed(left), "logprobs": packed(drawn)}
+
+    def _spelling(self, reply: Reply) -> Sequence[bytes]:
+        """The text of a reply as the bytes of its ids; empty where it would not give these very ids again."""
+        if not self._identity.tokenizer:
+            return ()
+        pieces = self._tokenizer.pieces_of(reply.ids)
+        if not all(pieces) or b"".join(pieces) != reply.text.encode("utf-8", "replace"):
+            return ()
+        try:
+            return pieces if tuple(self._tokenizer.ids_of(pieces)) == reply.ids else ()
+        except ValueError:  # one of them is no token of plain text, such as <tool_call>
+            return ()
 
     def _write(self, line: Line) -> None:
         if self._begin is not None:
@@ -430,12 +449,16 @@ def _mended(path: Path) -> bool:
     return drop_torn_line(path)
 
 
-def completion_of(line: Line) -> Completion:
-    """The reply of a call line, without the ids of its prompt."""
+def completion_of(line: Line, tokenizer: EpisodeTokenizer) -> Completion:
+    """The reply of a call line, without the ids of its prompt; the tokenizer is the one that it was written with."""
     reply = line["reply"]
+    ids = unpacked(reply.get("ids"), np.int32)
+    if "tokens" in reply:
+        pieces = pieces_in(reply["text"].encode("utf-8", "replace"), reply["tokens"])
+        ids = np.concatenate([np.asarray(tokenizer.ids_of(pieces), np.int32), ids])
     return Completion(
         prompt_ids=np.zeros(0, np.int32),
-        token_ids=unpacked(reply.get("ids"), np.int32),
+        token_ids=ids,
         logprobs=unpacked(reply.get("logprobs"), np.float32),
         text=reply["text"],
         finish_reason=reply["finish"],
@@ -446,20 +469,7 @@ def completion_of(line: Line) -> Completion:
 
 def chunk_pieces(line: Line) -> list[bytes]:
     """The bytes of each token of a chunk line."""
-    text, ends = unpacked(line["text"], np.uint8).tobytes(), np.cumsum(unpacked(line["tokens"], np.uint16)).tolist()
-    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def packed(data: bytes | np.ndarray) -> str:
-    """Bytes, or an array in little-endian order, as a text: deflate in base64."""
-    raw = data if isinstance(data, bytes) else data.astype(data.dtype.newbyteorder("<")).tobytes()
-    return base64.b64encode(zlib.compress(raw)).decode()
-
-
-def unpacked(text: str | None, dtype: Any) -> np.ndarray:
-    """The array that `packed` made a text of; an empty one for None."""
-    raw = zlib.decompress(base64.b64decode(text)) if text else b""
-    return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<"))
+    return pieces_in(unpacked(line["text"], np.uint8).tobytes(), line["tokens"])
 
 
 def refuse_other_files(path: Path) -> None:

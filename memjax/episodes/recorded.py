@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from memjax.episodes.episode import Key, Reply, Turn
-from memjax.episodes.journal import Line, chunk_pieces, completion_of, read_line, read_lines, unpacked
+from memjax.episodes.journal import Line, chunk_pieces, completion_of, read_line, read_lines
+from memjax.episodes.packed import unpacked
 from memjax.rollout.client import Message, Part, Prompt, ToolCall
 from memjax.trajectory import Completion
 
@@ -54,7 +55,7 @@ class Recording:
         found = [self._demonstration(line, number) for number, line in enumerate(episode.demonstrations)]
         lines = {key: read_line(self._path, self._calls[digest]) for key, digest in episode.digests.items()}
         for key, line in lines.items():
-            completion = completion_of(line)
+            completion = completion_of(line, self._tokenizer)
             replies[key] = Reply.of(completion, key, self._tokenizer.eos_ids)
         for key, line in lines.items():
             prompt = self._prompt(line["prompt"], line, replies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import inspect
 import random
@@ -21,6 +22,8 @@ from memjax.episodes.conversations import trajectory_of
 from memjax.episodes.episode import Episode, EpisodeTokenizer, JournalMismatch, Turn
 from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, JournalError
+from memjax.episodes.limits import Limits
+from memjax.episodes.watchdog import watched
 from memjax.rollout.client import Client, ClientError
 from memjax.trajectory import SamplingParams, Task, Trajectory
 
@@ -49,12 +52,13 @@ async def run_episode(
     max_chunks: int | None = None,
     on_turn: Callable[[Turn], None] | None = None,
     keep_turns: bool = True,
+    limits: Limits = Limits(),
 ) -> Trajectory:
     """Drive `agent` through one attempt at `task`. Whatever it raises becomes the trajectory's `error`.
 
     Calls that the journal knows are answered from it. `sampling.seed` and the question fix every draw; without a seed
     one is drawn. Without `keep_turns` no turn is held in memory, and the trajectory has no conversations. `max_chunks`
-    bounds every pass over the document.
+    bounds every pass over the document, `limits` the episode.
     """
     started = time.perf_counter()
     seed = (
@@ -75,12 +79,14 @@ async def run_episode(
         max_chunks=max_chunks,
         on_turn=on_turn,
         keep_turns=keep_turns,
+        limits=limits,
     )
     answer, failure = "", None
     token = episode.enter()
     try:
         check_window(agent, task.question, tokenizer, client.window, client.model)
-        answer = await agent(task, episode)
+        with watched(_file_of(agent)):
+            answer = await _within(limits.episode_seconds, agent, task, episode)
         if not isinstance(answer, str):
             raise TypeError(f"the agent returned {type(answer).__name__}, not the answer as a str")
     except Exception as raised:  # the boundary of an episode: its failure is a result and must not end the others
@@ -96,25 +102,69 @@ async def run_episode(
         answer=answer,
         error=None if failure is None else _told(failure),
         counters=dict(episode.counters),
+        rewards=episode.rewards,
         seconds=seconds,
         failure=failure,
     )
     if journal and not isinstance(failure, JournalError | JournalMismatch):
         fields = {name: getattr(trajectory, name) for name in ("answer", "error", "counters")}
         try:
-            journal.end({**fields, "seconds": round(seconds, 3)})
+            given = {"step_rewards": [*episode.rewards.items()]} if episode.rewards else {}
+            journal.end({**fields, **given, "seconds": round(seconds, 3)})
         except JournalError as full:
             return replace(trajectory, answer="", error=str(full), failure=full)
     return trajectory
+
+
+def is_own_fault(failure: Exception) -> bool:
+    """Whether an episode failed by what its agent did, so that another way of working would not have failed.
+
+    That is a prompt past the window, too many calls, and whatever the agent's code raises. It is not what the machinery
+    raises: a model or service that fails or takes longer than its limit, a journal, a disk or another OSError. An
+    episode over its seconds is at fault itself, unless it was waiting for the model when they were over.
+    """
+    if isinstance(failure, ExceptionGroup):
+        return all(is_own_fault(one) for one in failure.exceptions if isinstance(one, Exception))
+    return not isinstance(failure, _MACHINERY)
+
+
+# An asyncio TimeoutError is an OSError.
+_MACHINERY = (ClientError, EnvironmentFailure, JournalError, JournalMismatch, OSError)
+
+
+async def _within(seconds: float | None, agent: Agent, task: Task, episode: Episode) -> str:
+    """The agent's answer; ValueError, or ClientError if it was waiting for the model, once the seconds are over."""
+    was_waiting = False
+
+    def look() -> None:
+        nonlocal was_waiting
+        was_waiting = episode.waiting > 0
+
+    timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, look)
+    try:
+        async with asyncio.timeout(seconds) as timeout:
+            return await agent(task, episode)
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        over = f"the episode took longer than limits.episode_seconds = {seconds:g}"
+        if was_waiting:
+            raise ClientError(f"{over}, and was waiting for {episode.model} then") from error
+        raise ValueError(
+            f"{over}, and was not waiting for the model then: raise it, or let the agent do less"
+        ) from error
+    finally:
+        if timer:
+            timer.cancel()
 
 
 def check_window(
     agent: Agent, question: str, tokenizer: EpisodeTokenizer, window: int | None, model: str, document_tokens: int = 0
 ) -> None:
     """ValueError, with the numbers, where the longest turn of an agent would not fit the window of the model."""
-    if window is None or not isinstance(agent, MeasuredAgent):
+    if window is None:
         return
-    parts = agent.longest_turn(question, tokenizer, document_tokens)
+    parts = longest_turn(agent, question, tokenizer, document_tokens)
     over = sum(parts.values()) - window
     if over <= 0:
         return
@@ -123,6 +173,13 @@ def check_window(
         advice = f"lower the chunk budget to {room} or less, or the memory budget"
     listed = " + ".join(f"{name} {tokens}" for name, tokens in parts.items())
     raise ValueError(f"{listed} = {over + window} tokens, but the window of {model} holds {window}: {advice}")
+
+
+def longest_turn(
+    agent: Agent, question: str, tokenizer: EpisodeTokenizer, document_tokens: int = 0
+) -> Mapping[str, int]:
+    """The most tokens by part of one turn of an agent; empty for one that cannot say."""
+    return agent.longest_turn(question, tokenizer, document_tokens) if isinstance(agent, MeasuredAgent) else {}
 
 
 def _described(
@@ -154,9 +211,11 @@ def _described(
     }
 
 
-def is_own_fault(failure: Exception) -> bool:
-    """Whether an episode failed by what its agent did, not by the machinery around it."""
-    return not isinstance(failure, ClientError | EnvironmentFailure | JournalError | JournalMismatch | OSError)
+def _file_of(agent: Agent) -> str | None:
+    """The file of the code that works a task."""
+    function = agent if inspect.isroutine(agent) else type(agent).__call__
+    code = getattr(function, "__code__", None)
+    return None if code is None else code.co_filename
 
 
 def _unwrapped(failure: Exception) -> Exception:

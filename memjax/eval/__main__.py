@@ -69,7 +69,12 @@ def run(
     samples: Annotated[int | None, typer.Option(help="Samples per task and length.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="A file the suite needs, NAME=PATH; may be repeated.")] = None,
     agent: Annotated[
-        str | None, typer.Option(metavar="|".join(AGENTS), help=f"Who reads, by default {DEFAULT.name}.")
+        str | None,
+        typer.Option(metavar="|".join((*AGENTS, "FILE.py:NAME")), help=f"Who reads, by default {DEFAULT.name}."),
+    ] = None,
+    agent_settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the agent, such as chunk=2000; may be repeated."),
     ] = None,
     preset: Annotated[Preset | None, typer.Option(help="greedy (default), or MemAgent's sampling and metric.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Samples at a time (8).")] = None,

@@ -9,10 +9,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from memjax import config
+from memjax.agents.config import AgentConfig
 from memjax.agents.registry import BUDGETS, DEFAULT, AnyAgent, agent_keys, option_of
+from memjax.episodes.limits import Limits
 from memjax.eval.suites import SUITES, Suite, suite_named
 
 _OF_AGENT = {"agent": "name", "layout": "layout", "prompts": "prompts", **{f"{name}_tokens": name for name in BUDGETS}}
+_SET = "agent_settings"  # the option --set
 """The options that are keys of the agent."""
 
 _MISSING = {
@@ -24,12 +27,13 @@ _MISSING = {
 def load_config(path: Path | None, given: Mapping[str, Any]) -> EvalConfig:
     """The config of a YAML file with options over it. ValueError, which names the option, for what is wrong."""
     of_agent = {key: given[option] for option, key in _OF_AGENT.items() if option in given}
-    given = {name: value for name, value in given.items() if name not in _OF_AGENT}
+    settings = given.get(_SET, ())
+    given = {name: value for name, value in given.items() if name not in (*_OF_AGENT, _SET)}
     try:
         loaded = config.load_config(EvalConfig, path, given=given)
-        if of_agent:
+        if of_agent or settings:
             of_file = {"name": loaded.agent.name} | loaded.agent.model_dump(exclude_unset=True)
-            given["agent"] = agent_keys(of_file | of_agent)
+            given["agent"] = agent_keys(of_file | of_agent, settings)
             loaded = config.load_config(EvalConfig, path, given=given)
         return loaded
     except config.ConfigError as error:
@@ -43,7 +47,7 @@ def load_config(path: Path | None, given: Mapping[str, Any]) -> EvalConfig:
 class EvalConfig(BaseModel):
     """One evaluation: a suite, a model, an agent. None means what the suite says."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     suite: str
     """Name in memjax.eval.suites."""
@@ -69,10 +73,14 @@ class EvalConfig(BaseModel):
     """Samples per task and length."""
     data: Mapping[str, Path] = Field(default_factory=dict)
     """Files by name, such as hotpotqa, squad, longbench, tasks."""
+    limits: Limits = Limits()
+    """Bounds of a sample's episode; one that goes over them fails."""
     seed: int = 0
     """Of the tasks that are drawn and of the sampling."""
     concurrency: int = Field(8, ge=1)
     """Samples at a time, per replica with `ray`."""
+    reward_seconds: float = Field(30.0, gt=0)
+    """Seconds that a metric may take for one answer."""
     ray: bool = False
     """Spread the samples over one engine replica per node of a Ray cluster."""
 
@@ -106,22 +114,28 @@ class EvalConfig(BaseModel):
 
     @property
     def suited_agent(self) -> AnyAgent:
-        """The agent, with the suite's budgets where the config does not say otherwise."""
+        """The agent, with the suite's budgets where the config does not say otherwise; one of the user's as it is."""
         agent = self.agent
+        if not isinstance(agent, AgentConfig):
+            return agent
         fields = type(agent).model_fields.keys() - agent.model_fields_set
         return agent.model_copy(update={name: n for name, n in self.chosen.agent.items() if name in fields})
 
     def identity(self) -> dict[str, Any]:
         """Everything that a score may depend on, with the suite's defaults filled in; what a directory is compared by.
 
-        Left out are where a service runs, how many samples are read at a time and on which machines, and the places of
-        files: model and prompts are known by their hashes, and every task by its own.
+        Left out are where a service runs, how many samples are read at a time and on which machines, bounds, and the
+        places of files: model and prompts are known by their hashes, and every task by its own.
         """
-        fields = self.model_dump(mode="json", exclude={"out", "url", "concurrency", "ray", "model", "agent"})
+        fields = self.model_dump(
+            mode="json", exclude={"out", "url", "concurrency", "reward_seconds", "ray", "model", "agent", "limits"}
+        )
         suite = self.chosen
         fields["tasks"] = list(self.tasks or suite.tasks)
         fields["lengths"] = list(self.lengths or suite.lengths)
         fields["data"] = {name: path.name for name, path in self.data.items()}
         fields["samples"] = self.samples or suite.samples
-        agent = self.suited_agent.model_dump(mode="json", exclude={"prompts"})
-        return fields | {f"agent.{name}": value for name, value in agent.items()}
+        agent = self.suited_agent
+        hashed = {"prompts"} if isinstance(agent, AgentConfig) else set()
+        keys = agent.model_dump(mode="json", exclude=hashed)
+        return fields | {f"agent.{name}": value for name, value in keys.items()}

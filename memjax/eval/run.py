@@ -16,12 +16,15 @@ from typing import Any
 from memjax.episodes.diagnosis import Diagnosis, evidence_of
 from memjax.episodes.episode import EpisodeTokenizer, JournalMismatch, Turn, key_order
 from memjax.episodes.journal import EpisodeJournal, Journal
+from memjax.episodes.limits import Limits
 from memjax.episodes.run import Agent, run_episode
+from memjax.episodes.transcript import transcript_of, transcript_turn
 from memjax.eval.results import ResultsDirectory, Row
 from memjax.eval.scoring import Preset, score_answer
 from memjax.eval.side_by_side import side_by_side
 from memjax.eval.tasks import Job
 from memjax.rewards.pool import RewardPool
+from memjax.rewards.transcript import TranscriptTurn
 from memjax.rollout.client import Client
 from memjax.rollout.identity import ModelIdentity
 from memjax.trajectory import SamplingParams, Trajectory
@@ -47,23 +50,26 @@ class Evaluator:
     pool: RewardPool
     made_by: Mapping[str, Any]  # commit and config_hash, for the rows
     journals: Path | None = None
+    limits: Limits = Limits()
     say: Callable[[str], None] = lambda message: None
 
     async def __call__(self, job: Job) -> Row:
         """Read, extract, score and diagnose one sample."""
         task, preset = job.task, self.preset
         diagnosis = Diagnosis(await asyncio.to_thread(evidence_of, task), self.tokenizer)
-        turns: list[tuple[object, str, bool]] = []  # key, hash of the prompt, whether the reply was cut
+        turns: list[TranscriptTurn] = []
+        prompts: list[tuple[object, str]] = []  # key, hash
 
         def take(turn: Turn) -> None:
-            turns.append((key_order(turn.key), turn.prompt_hash or "", turn.reply.truncated))
+            turns.append(transcript_turn(turn))
+            prompts.append((key_order(turn.key), turn.prompt_hash or ""))
             diagnosis.add(turn)
 
         started = time.time()
         trajectory = await self._read(job, take)
         extraction = preset.extract(trajectory.answer)
         metric = preset.metrics.get(task.metric, task.metric)
-        scores = await score_answer(self.pool, trajectory.answer, extraction.answer, task.answers, metric)
+        scores = await score_answer(self.pool, transcript_of(task, trajectory, extraction.answer, turns), metric)
         counts: Mapping[str, Any] = Counter(trajectory.counters)
         read_whole = trajectory.error is None
         return Row(
@@ -79,14 +85,14 @@ class Evaluator:
             model=self.client.model,
             **self.made_by,
             doc_hash=job.doc_hash,
-            prompt_hash=hashlib.sha256("".join(said for _, said, _ in sorted(turns)).encode()).hexdigest(),
+            prompt_hash=hashlib.sha256("".join(said for _, said in sorted(prompts)).encode()).hexdigest(),
             question=task.question,
             error=trajectory.error,
             metric_errors=scores.errors,
             document_tokens=counts["document_tokens"],
             dropped_tokens=counts["truncated_tokens"],
             **{name: counts[name] for name in _COUNTED},
-            truncated_replies=sum(cut for *_, cut in turns),
+            truncated_replies=sum(turn.truncated for turn in turns),
             started=round(started, 3),
             seconds=round(trajectory.seconds, 3),
             memories=tuple(diagnosis.memories) if read_whole else (),
@@ -96,7 +102,8 @@ class Evaluator:
     async def _read(self, job: Job, on_turn: Callable[[Turn], None]) -> Trajectory:
         """Drive the sample's episode; a journal of which nothing can be replayed makes way for a fresh one."""
         sampling = SamplingParams(temperature=self.preset.temperature, top_p=self.preset.top_p, seed=self.seed)
-        drive = partial(run_episode, self.agent, job.task, self.client, self.tokenizer, sampling, keep_turns=False)
+        about = self.agent, job.task, self.client, self.tokenizer, sampling
+        drive = partial(run_episode, *about, keep_turns=False, limits=self.limits)
         with tempfile.TemporaryDirectory() as scratch:
             for fresh in (False, True):
                 with Journal((self.journals or Path(scratch)) / job.journal, fresh=fresh) as file:

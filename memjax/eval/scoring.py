@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from memjax.rewards import METRICS, answers, memagent
-from memjax.rewards.pool import Item, RewardPool
+from memjax.rewards.pool import Item, ScoringPool
+from memjax.rewards.transcript import Transcript
+
+_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -76,17 +80,14 @@ class Scores:
     errors: tuple[str, ...] = ()
 
 
-async def score_answer(
-    pool: RewardPool, response: str, extracted: str, golds: Sequence[str], metric: str | None = None
-) -> Scores:
+async def score_answer(pool: ScoringPool, seen: Transcript, metric: str | None = None) -> Scores:
     """All metrics of one answer, and `metric` where it is a function of the user's own.
 
-    Nothing extracted is 0 by all of them, upstream's symmetric one included.
+    Nothing extracted is 0 by all of ours, upstream's symmetric one included; no reply is 0 by a function of the user's.
     """
-    names = list(dict.fromkeys([*METRICS, *([metric] if metric else [])]))
-    predictions = [response if name == "memagent_reward" else extracted for name in names]
-    asked = [name for name, prediction in zip(names, predictions, strict=True) if prediction.strip()]
-    items = [Item(name, text, tuple(golds)) for name, text in zip(names, predictions, strict=True) if name in asked]
-    scores = await pool.map_async(items)
-    values = dict.fromkeys(names, 0.0) | {name: score.value for name, score in zip(asked, scores, strict=True)}
+    items = [Item.of(name, seen) for name in dict.fromkeys([*METRICS, *([metric] if metric else [])])]
+    asked = [item for item in items if (item.prediction if item.metric in METRICS else seen.reply).strip()]
+    scores = await asyncio.gather(*(pool.score_async(item, _TRIES) for item in asked))
+    values = {item.metric: 0.0 for item in items}
+    values |= {item.metric: score.value for item, score in zip(asked, scores, strict=True)}
     return Scores(values, tuple(score.error for score in scores if score.error))

@@ -12,14 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memjax.agents.registry import DEFAULT
 from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.episodes.episode import EpisodeTokenizer
-from memjax.episodes.run import check_window
+from memjax.episodes.run import check_window, longest_turn
 from memjax.eval.config import EvalConfig
 from memjax.eval.results import ResultsDirectory, commit, digest
 from memjax.eval.run import Evaluate, Evaluator, run_jobs
 from memjax.eval.scoring import PRESETS
-from memjax.eval.tasks import TaskMaker, cells_of
+from memjax.eval.tasks import TaskMaker, cells_of, check_metrics
 from memjax.rewards.pool import RewardPool
 from memjax.rollout.connect import ModelChoice, Service, choose_model, load_tokenizer, open_client
 from memjax.tokenizer import Tokenizer
@@ -38,6 +39,8 @@ async def evaluate(config: EvalConfig, watcher: TerminalProgress) -> dict[str, A
         kind, there = ("directory", path.is_dir()) if name == "longbench" else ("file", path.is_file())
         if not there:
             raise ValueError(f"there is no {kind} {path}, which --data {name}=PATH names")
+    for doubt in check_metrics(config):
+        watcher.say(doubt)
     choice = choose_model(config.model, config.url, os.environ)
     if isinstance(choice, Service) and config.window:
         choice = replace(choice, window=config.window)
@@ -91,13 +94,18 @@ def open_evaluator(
     tokenizer = tokenizer or load_tokenizer(choice, config.tokenizer)
     client = open_client(choice, tokenizer, length=length, slots=config.concurrency, dtype=None)
     agent, preset, identity = config.suited_agent, PRESETS[config.preset], choice.identity()
-    return Evaluator(client, identity, agent, tokenizer, preset, config.seed, RewardPool(), made_by, journals, say)
+    pool = RewardPool(timeout=config.reward_seconds)
+    drawn = preset, config.seed, pool, made_by, journals, config.limits, say
+    return Evaluator(client, identity, agent, tokenizer, *drawn)
 
 
 def conversation_tokens(config: EvalConfig, tokenizer: EpisodeTokenizer) -> int:
     """The longest conversation, prompt and reply together, that a local engine has to hold."""
     agent, longest = config.suited_agent, max(cell.tokens or _ANY_LENGTH for cell in cells_of(config))
-    need = sum(agent.longest_turn("?", tokenizer, longest).values()) + agent.question
+    turn = longest_turn(agent, "?", tokenizer, longest)
+    if not turn:  # an agent that cannot say gets the whole window of the model
+        return config.window or _ANY_LENGTH
+    need = sum(turn.values()) + getattr(agent, "question", DEFAULT.question)
     if need > _ANY_LENGTH and not config.window:
         raise ValueError(f"{config.suite} does not say how long its texts are: give --window, the most tokens to hold")
     return config.window or need

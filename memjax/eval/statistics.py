@@ -57,16 +57,16 @@ def bootstrap(scores: Sequence[float], confidence: float = 0.95, seed: int = 0) 
 def interval(scores: Sequence[float], confidence: float = 0.95) -> Interval:
     """The mean with Wilson's interval where scores are right or wrong, with a bootstrap where they are graded.
 
-    The bootstrap of scores that are all equal has no width, which claims too much; Wilson's serves there too.
+    The bootstrap of scores that are all equal has no width, which claims too much; Wilson's serves there too, unless
+    they are outside [0, 1], as those of a user's own metric may be.
     """
     count = len(scores)
     if count == 0:
         return Interval(math.nan, 0.0, 1.0, 0)
     mean = float(np.mean(scores))
     graded = any(score not in (0, 1) for score in scores)
-    low, high = (
-        bootstrap(scores, confidence) if graded and len(set(scores)) > 1 else wilson(mean * count, count, confidence)
-    )
+    spread = graded and (len(set(scores)) > 1 or not 0 <= mean <= 1)
+    low, high = bootstrap(scores, confidence) if spread else wilson(mean * count, count, confidence)
     return Interval(mean, low, high, count)
 
 

@@ -24,7 +24,8 @@ from memjax.data.tasks import read_tasks
 from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.eval.config import EvalConfig
 from memjax.eval.results import digest
-from memjax.rewards.pool import check_metric
+from memjax.rewards import check_metric
+from memjax.rewards.pool import RewardPool
 from memjax.trajectory import Task
 
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.IGNORECASE)
@@ -87,6 +88,20 @@ def cells_of(config: EvalConfig) -> list[Cell]:
         return [Cell(task, "", None) for task in tasks]
     lengths = [(label.lower(), tokens_of(label, suite.kilo)) for label in config.lengths or suite.lengths]
     return [Cell(task, label, tokens) for label, tokens in lengths for task in tasks]
+
+
+def check_metrics(config: EvalConfig) -> list[str]:
+    """Try each metric that a task file names on a made-up answer to its first task; what is to be told.
+
+    ValueError, in a sentence, for one that can score no answer.
+    """
+    if config.suite != "file":
+        return []  # every other suite has metrics of ours
+    found = dict[str, Task]()
+    for task in islice(read_tasks(config.data["tasks"]), config.samples):
+        found.setdefault(task.metric, task)
+    with RewardPool(workers=1, timeout=config.reward_seconds) as pool:
+        return [doubt for name, task in found.items() if (doubt := pool.check(name, task))]
 
 
 def tokens_of(label: str, kilo: int) -> int:

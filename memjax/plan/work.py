@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from memjax.agents.registry import DEFAULT
 from memjax.plan.job import Job
 from memjax.plan.memory import bytes_per_device, layer_params
 
@@ -49,15 +50,16 @@ def longest(job: Job) -> Longest:
     """The longest trajectory that the config allows; of an agent without chunks it is one full window."""
     agent, rollout = job.config.agent, job.config.rollout
     chunk, memory = getattr(agent, "chunk", 0), getattr(agent, "memory", 0)
+    question, answer = getattr(agent, "question", DEFAULT.question), getattr(agent, "answer", DEFAULT.answer)
     if not chunk:
-        prompt = rollout.max_length - agent.answer
-        return Longest(document=prompt - agent.question, conversations=1, prompts=prompt, sampled=agent.answer)
+        prompt = rollout.max_length - answer
+        return Longest(document=prompt - question, conversations=1, prompts=prompt, sampled=answer)
     chunks = rollout.max_chunks or _USUAL_CHUNKS
     return Longest(
         document=chunks * chunk,
         conversations=chunks + 1,
-        prompts=chunks * (agent.question + memory + chunk) + agent.question + memory,
-        sampled=chunks * memory + agent.answer,
+        prompts=chunks * (question + memory + chunk) + question + memory,
+        sampled=chunks * memory + answer,
     )
 
 

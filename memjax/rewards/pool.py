@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import pickle
 import queue
 import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from memjax import rewards
+from memjax.own_code import is_own
+from memjax.rewards import METRICS, Metric, check_metric
+from memjax.rewards.transcript import Transcript, TranscriptTurn
 
-_START_SECONDS = 60.0  # for a worker to import what it needs, on a loaded machine
+if TYPE_CHECKING:
+    from memjax.trajectory import Task
+
+_START_SECONDS = 60.0  # for a worker to start, and for it to import a metric of the user's, on a loaded machine
 _EXIT_SECONDS = 5.0  # for a worker to end by itself once its pipe is closed, on a loaded machine
 # The workers are not made with multiprocessing: its children import the program's __main__ again, and with it jax.
 _WORKER = "import sys; from memjax.rewards.pool import work; work(int(sys.argv[1]))"
@@ -27,11 +33,20 @@ _WORKER = "import sys; from memjax.rewards.pool import work; work(int(sys.argv[1
 
 @dataclass(frozen=True)
 class Item:
-    """One answer to score."""
+    """One answer to score: `prediction` for a metric that reads no more, else `transcript`."""
 
-    metric: str  # a name in memjax.rewards.METRICS, or "module:function" of a function like those in METRICS
+    metric: str  # a name in memjax.rewards.METRICS, or a function of the user's as memjax.own_code names it
     prediction: str
     answers: tuple[str, ...]
+    transcript: Transcript | None = None
+
+    @classmethod
+    def of(cls, metric: str, transcript: Transcript) -> Item:
+        """What of a transcript the metric reads; all of it for one of the user's, which only a worker imports."""
+        if metric not in METRICS:
+            return cls(metric, transcript.answer, transcript.answers, transcript)
+        text = transcript.reply if METRICS[metric].reads == "reply" else transcript.answer
+        return cls(metric, text, transcript.answers)
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,7 @@ class Score:
 
     value: float
     error: str | None = None
+    raised: bool = field(default=False, repr=False)  # the metric raised or died, which it may not do on another answer
 
 
 class ScoringPool(ABC):
@@ -61,13 +77,30 @@ class ScoringPool(ABC):
         """Score all items and wait for them; results in the order of the items."""
         return [future.result() for future in [self.submit(item) for item in items]]
 
-    async def score_async(self, item: Item) -> Score:
-        """Score one item without blocking the event loop."""
-        return await asyncio.wrap_future(self.submit(item))
+    async def score_async(self, item: Item, tries: int = 1) -> Score:
+        """Score one item without blocking the event loop, if need be with several tries."""
+        for _ in range(tries):
+            score = await asyncio.wrap_future(self.submit(item))
+            if score.error is None:
+                break
+        return score
 
     async def map_async(self, items: Iterable[Item]) -> list[Score]:
         """Score all items without blocking the event loop; results in the order of the items."""
         return await asyncio.gather(*[self.score_async(item) for item in items])
+
+    def check(self, metric: str, task: Task | None = None) -> str | None:
+        """Try a metric on a made-up answer to `task`, or to a made-up one; what is to be told if it raised or died.
+
+        ValueError, in a sentence, where it can score no answer: it is missing or slow, or gives no number.
+        """
+        check_metric(metric)
+        if not is_own(metric):
+            return None
+        score = self.score(Item.of(metric, _made_up(task)))
+        if score.error is not None and not score.raised:
+            raise ValueError(f"{score.error}; every reward is tried on a made-up answer before anything is loaded")
+        return score.error and f"{score.error}, on a made-up answer; if it does so on real ones, they count for nothing"
 
     def __enter__(self) -> Self:
         return self
@@ -123,14 +156,20 @@ def check_settings(workers: int | None, timeout: float) -> None:
         raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
 
 
-def check_metric(name: str) -> None:
-    """ValueError unless `name` is a metric or has the form "module:function"."""
-    if name not in rewards.METRICS and ":" not in name:
-        raise ValueError(f'{rewards.unknown_metric(name)}; a function of your own is named "module:function"')
+def _made_up(task: Task | None) -> Transcript:
+    answers = (task.answers if task else ()) or ("made up",)
+    reply = f"\\boxed{{{answers[0]}}}"
+    turns = (TranscriptTurn((1,), "memory", "A memory.", 4), TranscriptTurn((2,), "final", reply, 8))
+    counters = {"document_tokens": 100, "truncated_tokens": 0, "model_calls": 2}
+    question, extra = (task.question, task.extra) if task else ("Which one?", {})
+    return Transcript(question, answers, answers[0], reply, turns, counters, {**extra})
 
 
 def work(fd: int) -> None:
-    """Score what comes through the pipe until its other end closes: the main function of a worker."""
+    """Score what comes through the pipe until its other end closes: the main function of a worker.
+
+    Each item is answered twice: when its metric is imported, and with its score.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
     with Connection(fd) as pipe:
         sys.path[:] = pipe.recv()
@@ -140,24 +179,41 @@ def work(fd: int) -> None:
                 item = pipe.recv()
             except EOFError:
                 return
-            pipe.send(_score_here(*item))
+            metric = _imported(item.metric)
+            pipe.send("imported")
+            pipe.send((0.0, metric) if isinstance(metric, str) else _score_here(metric, item))
 
 
-def _score_here(metric: str, prediction: str, answers: Sequence[str]) -> tuple[float, str | None]:
+def _imported(name: str) -> Metric | str:
+    """The metric, or why there is none."""
     try:
-        value = float(_score_with(metric, prediction, answers))
+        return METRICS.get(name) or rewards.own_metric(name)
+    except Exception as error:  # the boundary around a user's module, as below
+        return str(error) if isinstance(error, ValueError) else f"metric {name!r}: {type(error).__name__}: {error}"
+
+
+def _score_here(metric: Metric, item: Item) -> tuple[float, str | None, bool]:
+    name = metric.name
+    try:
+        value = _called(metric, item)
+        number = float("nan" if value is None or isinstance(value, str | bytes) else value)
     except Exception as error:  # the boundary around metrics: whatever they raise is recorded with the item
-        return 0.0, f"metric {metric!r} raised {type(error).__name__}: {error}"
-    if not math.isfinite(value):
-        return 0.0, f"metric {metric!r} gave {value}, which is no score"
-    return value, None
+        return 0.0, f"metric {name!r} raised {type(error).__name__}: {error}", True
+    if not math.isfinite(number):
+        return 0.0, f"metric {name!r} gave {value!r}, which is not a finite number", False
+    return number, None, False
 
 
-def _score_with(metric: str, prediction: str, answers: Sequence[str]) -> Any:
-    if metric in rewards.METRICS:
-        return rewards.score(metric, prediction, answers)
-    module, _, function = metric.partition(":")
-    return getattr(import_module(module), function)(prediction, answers)
+def _called(metric: Metric, item: Item) -> Any:
+    seen = item.transcript
+    if metric.reads == "trajectory":
+        if seen is None:
+            raise ValueError("it reads the trajectory, and there is only an answer")
+        return metric.function(seen)
+    text = seen.reply if seen and metric.reads == "reply" else item.prediction
+    if metric.name in METRICS:
+        return rewards.score(metric.name, text, item.answers)
+    return metric.function(text, item.answers)
 
 
 class _Worker:
@@ -170,14 +226,18 @@ class _Worker:
     def score(self, item: Item, timeout: float) -> Score:
         pipe = self._ready_pipe()
         try:
-            pipe.send((item.metric, item.prediction, item.answers))
-            if pipe.poll(timeout):
-                return Score(*pipe.recv())
-            self.interrupt()
-            self.stop()
-            return Score(0.0, f"metric {item.metric!r} took longer than {timeout:g} s")
+            pipe.send(item)
+            for doing, limit in (("to import", _START_SECONDS), ("to score", timeout)):
+                if not pipe.poll(limit):
+                    self.interrupt()
+                    self.stop()
+                    return Score(0.0, f"metric {item.metric!r} took longer than {limit:g} s {doing}")
+                answer = pipe.recv()
+            return Score(*answer)
         except (EOFError, OSError):
-            return Score(0.0, f"metric {item.metric!r} ended its process ({self.stop()})")
+            return Score(0.0, f"metric {item.metric!r} ended its process ({self.stop()})", raised=True)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:  # in a note, or in the task's extra
+            return Score(0.0, f"metric {item.metric!r} cannot be given what the episode holds: {error}")
 
     def interrupt(self) -> None:
         """Kill the process; whoever waits for it finds out. Safe from any thread."""

@@ -12,7 +12,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from memjax.rewards.pool import Item, RewardPool, Score, ScoringPool, check_metric, check_settings
+from memjax.rewards import check_metric
+from memjax.rewards.pool import Item, RewardPool, Score, ScoringPool, check_settings
 
 log = logging.getLogger(__name__)
 

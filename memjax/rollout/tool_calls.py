@@ -11,7 +11,7 @@ from typing import Any
 
 from memjax.rollout.client import ToolCall
 
-_BEGIN = "<tool_call>"
+CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
 _STRING = r'"(?:[^"\\]|\\.)*"|' r"'(?:[^'\\]|\\.)*'"
 _BRACKETS = re.compile(rf"{_STRING}|[{{}}\[\]]", re.DOTALL)
 _JSON_WORDS = {"true": "True", "false": "False", "null": "None"}
@@ -48,7 +48,7 @@ def parse_tool_calls(text: str, prefix: str = "call") -> ParsedReply:
     """
     found: list[ToolCall] = []
     problems: list[str] = []
-    values, before = _marked(text) if _BEGIN in text else _whole(text)
+    values, before = _marked(text) if CALL_BEGIN in text else _whole(text)
     for value in values:
         for one in value if isinstance(value, list) else [value]:
             try:
@@ -88,7 +88,7 @@ def problem_with(call: ToolCall, tools: Iterable[Mapping[str, Any]]) -> str | No
 def write_tool_calls(text: str, calls: Sequence[ToolCall]) -> str:
     """The text of a reply that says `text` and makes these calls, as `parse_tool_calls` reads it."""
     written = [
-        f'{_BEGIN}\n{{"name": {_quoted(call.name)}, "arguments": {_valid(call)}}}\n</tool_call>' for call in calls
+        f'{CALL_BEGIN}\n{{"name": {_quoted(call.name)}, "arguments": {_valid(call)}}}\n{CALL_END}' for call in calls
     ]
     return "\n".join([text, *written] if text else written)
 
@@ -97,18 +97,18 @@ def _marked(text: str) -> tuple[Iterator[Any], str]:
     """What stands after each mark, a value or the text of one that cannot be read; and what stands before the first."""
 
     def values() -> Iterator[Any]:
-        at = text.find(_BEGIN)
+        at = text.find(CALL_BEGIN)
         while at >= 0:
-            start = at + len(_BEGIN)
+            start = at + len(CALL_BEGIN)
             try:
                 value, end = _value_at(text, start)
                 yield value
             except _UNREADABLE:
                 end = start
-                yield text[start:].partition(_BEGIN)[0].partition("</tool_call>")[0].strip()
-            at = text.find(_BEGIN, end)
+                yield text[start:].partition(CALL_BEGIN)[0].partition(CALL_END)[0].strip()
+            at = text.find(CALL_BEGIN, end)
 
-    return values(), text[: text.index(_BEGIN)]
+    return values(), text[: text.index(CALL_BEGIN)]
 
 
 def _whole(text: str) -> tuple[Iterable[Any], str]:

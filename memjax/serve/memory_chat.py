@@ -107,10 +107,8 @@ def _contents(body: ChatRequest) -> tuple[str, list[str]]:
     """All text of the messages, and the ids of the files attached to them."""
     texts, files = [], []
     for message in body.messages:
-        for part in [message.content] if isinstance(message.content, str) else message.content:
-            if isinstance(part, str):
-                texts.append(part)
-            elif part.type == "text" and part.text is not None:
+        for part in message.parts:
+            if part.type == "text" and part.text is not None:
                 texts.append(part.text)
             elif part.type == "file" and isinstance(file_id := (part.file or {}).get("file_id"), str):
                 files.append(file_id)
@@ -123,8 +121,7 @@ def _split(body: ChatRequest) -> tuple[str, str]:
     """The document and the question: the last text of the user is the question."""
     texts: list[str] = []
     for message in body.messages:
-        parts = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
-        texts += [part for part in parts if part and message.role == "user"]
+        texts += [part.text for part in message.parts if part.text and message.role == "user"]
     if not texts:
         raise ApiError(400, "no question: the last text of the user's messages is asked about what stands before it")
     return "\n\n".join(texts[:-1]), texts[-1]

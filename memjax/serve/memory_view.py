@@ -16,7 +16,7 @@ from memjax.rewards.answers import extract_answer
 Event = dict[str, Any]
 
 _TOLD = frozenset({"begin", "call", "end"})
-_HEAVY = frozenset({"prompt", "ids", "logprobs"})
+_HEAVY = frozenset({"prompt", "tokens", "ids", "logprobs"})
 _SPENT = {"prompt_tokens": "prompt_tokens", "cached_tokens": "cached_tokens", "generated_tokens": "completion_tokens"}
 
 

@@ -15,6 +15,7 @@ from memjax.serve.replies import generation_for, ignored_headers, sampled_ids, u
 from memjax.serve.schemas import GenerateRequest, TokenizeRequest
 from memjax.serve.service import Generation, ModelService
 from memjax.serve.streaming import DONE, sse, started, unless_gone
+from memjax.serve.tool_chat import definitions
 from memjax.trajectory import Completion
 
 
@@ -50,7 +51,7 @@ def native_routes(service: ModelService) -> APIRouter:
         ids = (
             service.tokenizer.encode(body.text)
             if body.text is not None
-            else rendered(body.messages or (), service.tokenizer)[0]
+            else rendered(body.messages or (), service, definitions(body.tools or ()))[0]
         )
         return JSONResponse({"token_ids": ids, "count": len(ids), "window": service.window})
 

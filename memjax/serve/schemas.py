@@ -12,6 +12,7 @@ MAX_SAMPLES = 64
 MAX_PROMPTS = 64
 MAX_QUESTIONS = 32
 MAX_FILES = 100
+MAX_TOOLS = 128
 _COLDEST = 1e-4
 
 Stop = str | Annotated[list[str], Field(max_length=16)]
@@ -41,15 +42,19 @@ class SamplingRequest(Body):
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     stream: bool = False
 
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
     def sampling(self, max_tokens: int) -> SamplingParams:
         """The same as the engine takes it. Raises ValueError for an empty stop string."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=drawable(self.temperature),
             top_p=self.top_p,
             top_k=max(0, self.top_k),
-            stop=tuple(stop),
+            stop=tuple(self.stops),
             seed=self.seed,
             n=self.n,
         )
@@ -86,11 +91,67 @@ class ContentPart(Body):
     file: dict[str, Any] | None = None
 
 
-class ChatMessage(Body):
-    """A message; "developer" is another word for "system"."""
+class FunctionCall(Body):
+    """What was called; the arguments are JSON text."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
+    name: str = Field(min_length=1)
+    arguments: str
+
+
+class CalledTool(Body):
+    """A call that an assistant's message tells of."""
+
+    id: str = Field(min_length=1)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Body):
+    """A message; "developer" is another word for "system". Content may be null beside `tool_calls`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def parts(self) -> list[ContentPart]:
+        """The content piece by piece."""
+        return [ContentPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
+
+
+class FunctionDefinition(Body):
+    """A function that the model may call; `parameters` is a JSON schema, which is shown and not enforced."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def shown(self) -> dict[str, Any]:
+        """What a chat template is given."""
+        names = {"name", "description", "parameters"}
+        return self.model_dump(include={"type": True, "function": names}, exclude_unset=True)
+
+
+class FunctionName(Body):
+    """Which function."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The one tool that is to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class ChatRequest(OpenAIRequest):
@@ -100,6 +161,15 @@ class ChatRequest(OpenAIRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """As for any body; and `strict`, for nothing holds a model to a schema."""
+        strict = any(tool.function.strict for tool in self.tools or ())
+        return sorted([*super().ignored, *(["tools.function.strict"] if strict else [])])
 
 
 class CompletionRequest(OpenAIRequest):
@@ -126,6 +196,7 @@ class TokenizeRequest(Body):
 
     text: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
 
 
 class WeightsRequest(Body):

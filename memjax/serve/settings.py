@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from memjax.agents.registry import DEFAULT, AnyAgent
+from memjax.agents.registry import DEFAULT, AnyAgent, agent_class
 from memjax.config import load_config
+from memjax.own_code import is_own
 
 
 def _state_directory() -> Path:
@@ -47,14 +48,23 @@ class ServeSettings(BaseModel):
     @classmethod
     def _whole(cls, agent: AnyAgent) -> AnyAgent:
         """Runs are continued by servers that were started in other directories."""
-        prompts = getattr(agent, "prompts", None)
-        return agent.model_copy(update={"prompts": prompts.expanduser().absolute()}) if prompts else agent
+        prompts, place = getattr(agent, "prompts", None), agent.name.rpartition(":")[0]
+        if isinstance(prompts, Path):
+            agent = agent.model_copy(update={"prompts": prompts.expanduser().absolute()})
+        if is_own(agent.name) and place.endswith(".py"):
+            name = f"{Path(place).expanduser().absolute()}:{agent.name.rpartition(':')[2]}"
+            agent = agent_class(name).model_validate(agent.model_dump(exclude_unset=True) | {"name": name})
+        return agent
 
 
-def read_settings(config: Path | None, given: Mapping[str, Any]) -> ServeSettings:
-    """The settings of a file with what was typed (None: nothing) over them; ValueError names what is wrong."""
-    keys = {"prompts": "agent.prompts"}
+def read_settings(config: Path | None, given: Mapping[str, Any], of_agent: Sequence[str] = ()) -> ServeSettings:
+    """The settings of a file with what was typed (None: nothing) over them; ValueError names what is wrong.
+
+    `of_agent` are keys of the agent, as `chunk=2000`.
+    """
+    keys = {"prompts": "agent.prompts", "agent": "agent.name"}
     overrides = [f"{keys.get(name, name)}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    overrides += [f"agent.{setting}" for setting in of_agent]
     if config is None and given.get("model") is None:
         raise ValueError("no model given: --model takes a directory in Hugging Face's layout, a .gguf file or a hub id")
     return load_config(ServeSettings, config, overrides)

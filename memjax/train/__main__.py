@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from memjax.train.config import TrainConfig
 
 USAGE, FAILURE = 2, 1
 _FILE_WIDTH = 160  # of a report that is not written to a terminal, which would say its own
@@ -53,18 +57,18 @@ def run(
 
     memjax train run --config configs/train/tiny.yaml steps=200
     """
+    settings = _settings(config, overrides)  # before the seconds that jax takes to load
+
     import jax
 
     from memjax.mesh import start_distributed
     from memjax.rollout.client import ClientError
-    from memjax.train.config import read_config
     from memjax.train.display import TerminalWatcher
     from memjax.train.loop import train
     from memjax.train.rollouts import StepError
 
     console = Console()
     try:
-        settings = read_config(config, overrides or ())
         start_distributed()
         with _stop_on_signals(console) as stop, TerminalWatcher(console) as watcher:
             exported = train(settings, watcher, stop)
@@ -150,13 +154,18 @@ def demonstrations(
     """
     from memjax.rollout.client import ClientError
     from memjax.rollout.connect import choose_model
-    from memjax.train.config import TaskConfig, read_config
+    from memjax.train.config import TaskConfig
+
+    settings = _settings(config, overrides)
+
     from memjax.train.demonstrations import Plan, make_demonstrations, open_teacher, student_tokenizer
+    from memjax.train.scoring import check_rewards
 
     console = Console()
     try:
-        settings = read_config(config, overrides or ())
         source = settings.data if tasks is None else TaskConfig(path=tasks, metric=settings.data.metric)
+        for doubt in check_rewards(settings, [source]):
+            console.print(doubt, soft_wrap=True, markup=False)
         choice = choose_model(model if model or url else settings.model, url, os.environ)
         plan = Plan(source, choice.identity(), limit, samples, min_reward, fresh)
         student = student_tokenizer(settings)
@@ -172,6 +181,43 @@ def demonstrations(
     except (OSError, ClientError) as error:
         _stop(str(error), FAILURE)
     console.print(f"{out} holds {kept} episodes to learn from; {failed} failed", soft_wrap=True)
+
+
+@app.command()
+def keys(
+    prefix: Annotated[str, typer.Argument(help="Only keys that begin so, such as rollout or objective.kl.")] = "",
+) -> None:
+    """List what a config may hold: every key with its type, its default and its meaning.
+
+    Examples:
+
+    memjax train keys
+
+    memjax train keys objective
+    """
+    from memjax.config_keys import sections_of
+    from memjax.train.config import TrainConfig
+
+    prefix = re.sub(r"\.\d+", ".N", prefix)  # an entry of a list
+    sections = [(one, [key for key in one.keys if key.name.startswith(prefix)]) for one in sections_of(TrainConfig)]
+    if not any(found for _, found in sections):
+        known = [section.name for section, _ in sections if section.name]
+        _stop(f"no key begins with {prefix!r}: the sections are {', '.join(dict.fromkeys(known))}", USAGE)
+    for section, found in sections:
+        if found and section.name:
+            typer.echo(f"\n# {' with '.join(filter(None, section[:2]))}: {section.about}")
+        for key in found:
+            typer.echo(f"{key.name}: {key.type}" + (f" [{key.default}]" if key.default else ""))
+            typer.echo(f"    {key.meaning}")
+
+
+def _settings(config: Path, overrides: list[str] | None) -> TrainConfig:
+    from memjax.train.config import read_config
+
+    try:
+        return read_config(config, overrides or ())
+    except ValueError as error:
+        _stop(str(error), USAGE)
 
 
 @contextmanager

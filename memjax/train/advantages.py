@@ -73,6 +73,16 @@ def group_advantages(
     return np.where(informative(rewards_N, group_ids), centred_N, 0.0).astype(np.float32)
 
 
+def step_baselines(trajectories: Sequence[Trajectory]) -> dict[tuple[str, str], float]:
+    """The mean reward of the spans of each (group, step)."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for trajectory in trajectories:
+        for conversation in trajectory.conversations:
+            for span in conversation.spans:
+                found.setdefault((trajectory.group_id, span.step), []).append(span.reward)
+    return {place: sum(rewards) / len(rewards) for place, rewards in found.items()}
+
+
 def overlong_penalty(trajectories: Sequence[Trajectory], objective: ObjectiveConfig) -> Float[np.ndarray, " N"]:
     """What to take from each reward for length, in sampled tokens of the longest conversation (DAPO, Eq. 13).
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from memjax.train.advantages import group_advantages, overlong_penalty, trajectory_rewards
+from memjax.train.advantages import group_advantages, overlong_penalty, step_baselines, trajectory_rewards
 from memjax.train.losses import Batch, kl_estimate
 from memjax.train.packing import PackedStep
 from memjax.train.presets import Aggregation, ObjectiveConfig
@@ -44,6 +44,10 @@ def make_batches(
         divergence = [kl_estimate(objective.kl_estimator, o, r) for o, r in zip(old, reference, strict=True)]
         rewards_N = rewards_N - objective.kl_coef * sum_by_trajectory(steps, divergence, len(trajectories))
     advantages_N = group_advantages(rewards_N, [t.group_id for t in trajectories], objective.advantage)
+    advantages = [advantages_N[step.trajectory] for step in steps]
+    if credit := objective.step_credit:
+        parts = step_advantages(steps, trajectories)
+        advantages = [(1 - credit) * whole + credit * part for whole, part in zip(advantages, parts, strict=True)]
     importance = importance_weights(steps, old, len(trajectories), objective)
 
     return [
@@ -52,11 +56,25 @@ def make_batches(
             rollout_logprobs=step.rollout_logprobs,
             old_logprobs=_masked(old[i], step),
             ref_logprobs=_masked(reference[i] if reference is not None else 0.0, step),
-            advantages=_masked(advantages_N[step.trajectory] * importance[i], step),
+            advantages=_masked(advantages[i] * importance[i], step),
             weights=token_weights(step, objective.aggregation, objective.constant_tokens),
         )
         for i, step in enumerate(steps)
     ]
+
+
+def step_advantages(steps: Sequence[PackedStep], trajectories: Sequence[Trajectory]) -> list[Float[Any, "M B T"]]:
+    """The reward of each token's span minus the mean of its group at the same step; 0 outside of spans."""
+    baselines = step_baselines(trajectories)
+    found = []
+    for step in steps:
+        part = np.zeros(step.trajectory.size, np.float32)
+        for index, conversation, first in step.places:
+            for span in conversation.spans:
+                baseline = baselines[trajectories[index].group_id, span.step]
+                part[first + span.start : first + span.end] = span.reward - baseline
+        found.append(part.reshape(step.trajectory.shape))
+    return found
 
 
 def token_weights(step: PackedStep, aggregation: Aggregation, constant_tokens: int = 1) -> Float[np.ndarray, "M B T"]:

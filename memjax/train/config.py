@@ -14,7 +14,10 @@ from memjax.config import flattened, load_config
 from memjax.data import arithmetic, tiny
 from memjax.data.arithmetic import ArithmeticTasks
 from memjax.data.tiny import POLICIES, TinyTasks
-from memjax.train.optimizer import OptimizerConfig
+from memjax.episodes.limits import Limits
+from memjax.own_code import is_own, load_own
+from memjax.rewards import check_metric
+from memjax.train.optimizer_config import OptimizerConfig
 from memjax.train.packing import PackingConfig
 from memjax.train.presets import ObjectiveConfig, preset, within_budgets
 
@@ -42,7 +45,7 @@ class TaskConfig(_Part):
     arithmetic: ArithmeticTasks | None = None
     """Small sums for an agent with a calculator, made as they are needed."""
     metric: str | None = None
-    """Scores the answers of a file's tasks instead of the metric that its format implies."""
+    """Scores the answers of a file's tasks instead of the metric that its format implies: a name, or a function."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TaskConfig:
@@ -50,9 +53,34 @@ class TaskConfig(_Part):
             raise ValueError("tasks come from exactly one of path, tfds, tiny and arithmetic")
         if self.metric is not None and self.path is None:
             raise ValueError("metric is for the tasks of a file; other tasks have their own")
+        if self.metric is not None:
+            check_metric(self.metric)
         if self.split != "train" and self.tfds is None:
             raise ValueError("split is for tfds: a task file and a generator have no splits")
         return self
+
+
+class RewardConfig(_Part):
+    """One of several rewards, whose weighted sum is maximised."""
+
+    metric: str | None = None
+    """A metric of memjax.rewards, or a function as path/to/file.py:name or module:name; null for the task's metric."""
+    weight: float = Field(default=1.0, allow_inf_nan=False)
+    """What its value is multiplied with in the sum."""
+    outcome: bool = False
+    """Whether it tells right from wrong: it is what groups must differ in, and what validation reports."""
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, metric: str | None) -> str | None:
+        if metric is not None:
+            check_metric(metric)
+        return metric
+
+    @property
+    def name(self) -> str:
+        """What logs call it: of a function, its own name."""
+        return (self.metric or "task").rpartition(":")[2]
 
 
 class RolloutConfig(_Part):
@@ -158,7 +186,8 @@ class SupervisedStage(_Part):
     arithmetic: ArithmeticTasks | None = None
     """Sums that are worked out instead."""
     policies: Mapping[str, float] = {"oracle": 1.0}
-    """Share of the documents that each scripted reader reads."""
+    """Share of the documents that each scripted reader reads; FILE.py:NAME is one of your own, a function of a task and
+    a random.Random that returns the replies as a list of str."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Starts afresh with the stage."""
 
@@ -169,9 +198,13 @@ class SupervisedStage(_Part):
         if self.min_steps > self.steps:
             raise ValueError(f"min_steps ({self.min_steps}) must not exceed steps ({self.steps})")
         known = arithmetic.POLICIES if self.arithmetic else tuple(POLICIES)
-        unknown = sorted(set(self.policies) - set(known))
-        if unknown and self.kind == "demonstrations":
-            raise ValueError(f"no scripted reader is called {unknown[0]!r}; there are {', '.join(known)}")
+        for name in sorted(set(self.policies) - set(known)) if self.kind == "demonstrations" else ():
+            if not is_own(name):
+                raise ValueError(
+                    f"no scripted reader is called {name!r}; there are {', '.join(known)}, and FILE.py:NAME"
+                )
+            if not callable(load_own(name, "scripted reader")):
+                raise ValueError(f"{name} is no scripted reader: write def {name.rpartition(':')[2]}(task, rng)")
         if not sum(self.policies.values()) > 0 or min(self.policies.values()) < 0:
             raise ValueError(f"the shares of the policies must be positive, got {dict(self.policies)}")
         return self
@@ -193,7 +226,13 @@ class TrainConfig(_Part):
     data: TaskConfig
     """Tasks to learn from."""
     agent: AnyAgent = DEFAULT
-    """Who works the tasks."""
+    """Who works the tasks: the name of one that is built in, or FILE.py:NAME of your own, and its keys."""
+    limits: Limits = Limits()
+    """Bounds of an episode; one that goes over them fails."""
+    rewards: tuple[RewardConfig, ...] = ()
+    """What a trajectory is worth, where that is more than the metric of its task."""
+    reward_seconds: float = Field(default=30.0, gt=0)
+    """Seconds that a reward may take for one answer."""
     rollout: RolloutConfig = RolloutConfig()
     """The sampling."""
     preset: str | None = None
@@ -249,6 +288,11 @@ class TrainConfig(_Part):
                 "objective.kl_coef needs the model before the first step as a reference, which supervised stages "
                 "change: set kl_coef to 0, or run the stages by themselves and start from their model"
             )
+        names = [reward.name for reward in self.rewards]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two of rewards are called {twice}: give it once, or give the functions other names")
+        if self.rewards and (outcomes := sum(reward.outcome for reward in self.rewards)) != 1:
+            raise ValueError(f"exactly one of rewards must have outcome: true, got {outcomes} of {len(names)}")
         if (best := self.checkpoint.best) is not None and best not in (known := self.validation.metrics()):
             raise ValueError(f"checkpoint.best is {best!r}, but validation measures {' and '.join(known) or 'nothing'}")
         self.packing()
@@ -265,7 +309,10 @@ class TrainConfig(_Part):
 
 
 # What may differ between a run and its continuation: it changes neither what was done so far nor what a step means.
-_MAY_CHANGE = ("out", "steps", "validation", "checkpoint", "dump_every", "log", "compute", "batch.micro_batch_tokens")
+_MAY_CHANGE = (
+    *("out", "steps", "validation", "checkpoint", "dump_every", "log", "compute"),
+    *("batch.micro_batch_tokens", "reward_seconds", "limits"),
+)
 
 
 def read_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainConfig:

@@ -72,7 +72,7 @@ def make_demonstrations(
         raise ValueError("a generator of tasks has no end: say with --limit how many to work")
     slots, counts = asyncio.Semaphore(config.rollout.slots), Counter[str]()
     identity = replace(plan.teacher, tokenizer=_ids_of(student))
-    with Journal(out, fresh=plan.fresh) as journal, RewardPool() as pool:
+    with Journal(out, fresh=plan.fresh) as journal, RewardPool(timeout=config.reward_seconds) as pool:
         before = Recording(out, student).episodes
         sampler = Sampler(config, teacher, student, pool, source)
         journals = partial(EpisodeJournal, journal, identity=identity, tokenizer=student)

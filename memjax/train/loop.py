@@ -16,6 +16,7 @@ from memjax.train.display import Silent, Watcher
 from memjax.train.learner import Model, frozen_copy, make_learner, make_supervised_update, on_host, open_model
 from memjax.train.pipeline import Rollouts
 from memjax.train.run import Position, Run, Stopped, config_of
+from memjax.train.scoring import check_rewards
 from memjax.train.sft import stage_examples, supervised_batch
 from memjax.train.step import TrainState, abstract_state, init_state, place, restarted
 from memjax.train.team import by_the_first
@@ -23,7 +24,10 @@ from memjax.train.team import by_the_first
 
 def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.Event | None = None) -> Path | None:
     """Run a config from wherever its directory stands; the exported model, or None if `stop` was set on the way."""
-    with Run(config, watcher or Silent(), stop or threading.Event()) as run:
+    watcher = watcher or Silent()
+    for doubt in check_rewards(config):
+        watcher.say(doubt)
+    with Run(config, watcher, stop or threading.Event()) as run:
         model, params = open_model(config)
         reference = frozen_copy(model, params) if config.objective.needs_reference else None
         found = run.restore(abstract_state(model.config, model.options, config.optimizer))

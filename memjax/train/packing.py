@@ -64,7 +64,8 @@ class PackedStep:
     """The rows of one optimiser step, and whose tokens they hold.
 
     `trajectory` is the index in the rollout batch and `conversation` one that no other conversation of the step has;
-    both are -1 on padding.
+    both are -1 on padding. `places` says where conversations with step rewards lie: their trajectory, themselves, and
+    the place of their first token when the micro-batches are laid end to end.
     """
 
     rows: Rows
@@ -72,6 +73,7 @@ class PackedStep:
     trajectory: Int[np.ndarray, "M B T"]
     conversation: Int[np.ndarray, "M B T"]
     conversations: int
+    places: Sequence[tuple[int, Conversation, int]] = ()
 
 
 def pack(
@@ -145,10 +147,13 @@ def _lay(
     tokens, positions, segment_ids = (np.zeros(shape, np.int32) for _ in range(3))
     mask, logprobs = np.zeros(shape, bool), np.zeros(shape, np.float32)
     trajectory, conversation_index = (np.full(shape, -1, np.int32) for _ in range(2))
+    places = []
     end, segments = np.zeros(shape[0], int), np.zeros(shape[0], int)
     for i, ((index, conversation), row) in enumerate(zip(step, rows, strict=True)):
         length = len(conversation.token_ids)
         span = row, slice(end[row], end[row] + length)
+        if conversation.spans:
+            places.append((index, conversation, int(row * config.row_tokens + end[row])))
         end[row] += length
         segments[row] += 1
         tokens[span] = conversation.token_ids
@@ -164,4 +169,4 @@ def _lay(
         return x.reshape(micro_batches, config.rows, config.row_tokens)
 
     rows_MBT = Rows(*(cut(x) for x in (tokens, positions, segment_ids, mask)))
-    return PackedStep(rows_MBT, cut(logprobs), cut(trajectory), cut(conversation_index), len(step))
+    return PackedStep(rows_MBT, cut(logprobs), cut(trajectory), cut(conversation_index), len(step), places)

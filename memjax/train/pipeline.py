@@ -36,7 +36,7 @@ class Rollouts:
         with ExitStack() as stack:
             self._client = make_client(config, model, self._weights, lock)
             stack.enter_context(closing(self._client.scheduler))
-            pool = stack.enter_context(RewardPool())
+            pool = stack.enter_context(RewardPool(timeout=config.reward_seconds))
             self._beside = stack.enter_context(ThreadPoolExecutor(1, "rollout"))
             source, judging = TaskSource(config.data, config.seed), config.validation
             self._judged_by = TaskSource(judging.data, config.seed).first(judging.tasks) if judging.data else []

@@ -58,6 +58,8 @@ class ObjectiveConfig(BaseModel):
     """Tokens before the limit over which the penalty rises linearly; 0 turns it off, null is a fifth of the limit."""
     overlong_penalty: float = Field(default=1.0, ge=0)
     """Reward taken from a trajectory whose longest conversation reaches the limit."""
+    step_credit: float = Field(default=0.0, ge=0, le=1)
+    """Share of step rewards in the advantages, each compared with its group's at the same step; 0 ignores them."""
     mask_truncated: bool = False
     """Train on no token of a conversation that was cut at its token limit."""
 

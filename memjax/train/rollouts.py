@@ -21,13 +21,13 @@ from memjax.episodes.episode import EpisodeTokenizer, JournalMismatch
 from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, Journal, JournalError
 from memjax.episodes.run import check_window, is_own_fault, run_episode
-from memjax.rewards.answers import extract_answer
-from memjax.rewards.pool import Item, RewardPool
+from memjax.rewards.pool import RewardPool
 from memjax.rollout.client import Client
 from memjax.rollout.identity import ModelIdentity
 from memjax.train.advantages import informative
 from memjax.train.config import TaskConfig, TrainConfig
 from memjax.train.scored import ScoredTrajectory, of_all_processes
+from memjax.train.scoring import Scorer, Watched, reward_means
 from memjax.train.team import share_of
 from memjax.trajectory import SamplingParams, Task, Trajectory
 
@@ -144,7 +144,7 @@ class Sampler:
             seed = derive_seed(self.config.seed, "validation" if judging else "sample", name, number)
             for _ in range(_TRIES):
                 journal = journals(f"{name}/{number}") if journals else None
-                diagnosis = Diagnosis(evidence, self.tokenizer)
+                watched = Watched(Diagnosis(evidence, self.tokenizer))
                 trajectory = await run_episode(
                     self.config.agent,
                     task,
@@ -154,30 +154,20 @@ class Sampler:
                     journal=journal,
                     feed=feed,
                     max_chunks=None if judging else rollout.max_chunks,
-                    on_turn=diagnosis.add,
+                    on_turn=watched.add,
                     keep_turns=not judging,
+                    limits=self.config.limits,
                 )
                 if trajectory.failure is None or is_own_fault(trajectory.failure):
                     break
                 if isinstance(trajectory.failure, JournalError | JournalMismatch):
                     raise trajectory.failure
-            scored = await self._scored(task, trajectory, diagnosis)
+            scored = await Scorer(self.config.rewards, self.pool).score(task, trajectory, watched)
             if journal:
                 journal.score(scored.score(min_reward))
             return scored
 
         return await asyncio.gather(*map(one, samples))
-
-    async def _scored(self, task: Task, trajectory: Trajectory, diagnosis: Diagnosis) -> ScoredTrajectory:
-        """The trajectory with its reward: the metric of the evaluation, on the answer that it would extract."""
-        if (failure := trajectory.failure) is not None:
-            broken = None if is_own_fault(failure) else trajectory.error
-            return ScoredTrajectory(replace(trajectory, reward=0.0, failure=None), breakdown=broken)
-        reads_reply = task.metric == "memagent_reward"
-        prediction = trajectory.answer if reads_reply else extract_answer(trajectory.answer)
-        score = await self.pool.score_async(Item(task.metric, prediction, task.answers))
-        fates = diagnosis.fates(correct=score.value >= 1)
-        return ScoredTrajectory(replace(trajectory, reward=score.value), fates, score.error)
 
     def groups(self, tasks: Iterable[Task], samples: int, **options: Any) -> list[ScoredTrajectory]:
         """Groups of several tasks, sampled side by side, in their order; the options are those of `group`."""
@@ -229,8 +219,8 @@ class Sampler:
         """What there is to learn from these groups. A trajectory that was lost is not one of its group."""
         kept = [one for one in sampled if one.lost is None]
         if self.config.objective.dynamic_sampling:
-            rewards = np.array([one.reward for one in kept])
-            keep = informative(rewards, [one.trajectory.group_id for one in kept])
+            outcomes = np.array([one.outcome for one in kept])
+            keep = informative(outcomes, [one.trajectory.group_id for one in kept])
             kept = [one for one, differs in zip(kept, keep, strict=True) if differs]
         return RolloutBatch(sampled, kept, len(sampled) // self.config.rollout.samples, metrics)
 
@@ -241,7 +231,7 @@ class Sampler:
         started, config = time.perf_counter(), self.config.validation
         # Tasks stand in the order of the processes that answered them, which no mean looks at.
         scored = of_all_processes(self.groups(share_of(tasks), config.samples, judging=True))
-        rewards = np.array([one.reward for one in scored]).reshape(-1, config.samples)
+        rewards = np.array([one.outcome for one in scored]).reshape(-1, config.samples)
         return {
             f"val/reward/mean@{config.samples}": float(rewards.mean()),
             f"val/reward/best@{config.samples}": float(rewards.max(axis=1).mean()),
@@ -289,5 +279,6 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         "memory/truncated": counted["truncated_memories"],
         "memory/empty": counted["empty_updates"],
         **counters(fate for one in batch.sampled for fate in one.fates),
+        **reward_means(batch.sampled),
         "timing_s/gen": seconds,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from memjax.episodes.diagnosis import Fate
 from memjax.train.team import exchange
-from memjax.trajectory import Conversation, Trajectory
+from memjax.trajectory import Conversation, Span, Trajectory
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,15 @@ class ScoredTrajectory:
     """A trajectory with its reward, and what became of the facts that its task needs.
 
     One with a `breakdown`, of the engine, a service or an environment, or with a `reward_error` says nothing of the
-    model: its reward of 0 is no measurement, and nobody learns from it.
+    model: its reward of 0 is no measurement, and nobody learns from it. With several rewards, `trajectory.reward` is
+    their weighted sum and `rewards` has each by name, the outcome first.
     """
 
     trajectory: Trajectory
     fates: tuple[Fate, ...] = ()
     reward_error: str | None = None
     breakdown: str | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def lost(self) -> str | None:
@@ -40,11 +42,17 @@ class ScoredTrajectory:
         assert self.trajectory.reward is not None
         return self.trajectory.reward
 
+    @property
+    def outcome(self) -> float:
+        """The reward by which it is right or wrong, and by which its group has variance."""
+        return next(iter(self.rewards.values()), self.reward)
+
     def score(self, min_reward: float) -> dict[str, Any]:
-        """The fields of its score line in a journal, which says to keep it from `min_reward` on."""
+        """The fields of its score line in a journal, which says to keep it from an outcome of `min_reward` on."""
         error = self.reward_error if self.trajectory.error is None else self.trajectory.error
-        kept = error is None and self.reward >= min_reward
-        return {"reward": self.reward, "kept": kept, **({} if error is None else {"error": error})}
+        fields: dict[str, Any] = {"reward": self.outcome, "kept": error is None and self.outcome >= min_reward}
+        fields |= {"rewards": {**self.rewards}} if self.rewards else {}
+        return fields if error is None else {**fields, "error": error}
 
 
 def of_all_processes(own: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
@@ -78,16 +86,17 @@ def from_bytes(data: bytes) -> tuple[list[ScoredTrajectory], dict[str, float]]:
         logprobs[mask] = arrays["logprobs"]
     end = 0
 
-    def conversation(length: int, kind: str, truncated: bool) -> Conversation:
+    def conversation(length: int, kind: str, truncated: bool, spans: Sequence[Any]) -> Conversation:
         nonlocal end
         start, end = end, end + length
-        return Conversation(token_ids[start:end], mask[start:end], logprobs[start:end], kind, truncated)
+        arrays = token_ids[start:end], mask[start:end], logprobs[start:end]
+        return Conversation(*arrays, kind, truncated, tuple(Span(*span) for span in spans))
 
     def scored(row: dict[str, Any]) -> ScoredTrajectory:
         conversations = tuple(conversation(*c) for c in row["conversations"])
         trajectory = Trajectory(**{**row["trajectory"], "conversations": conversations})
         fates = tuple(map(Fate.from_json, row["fates"]))
-        return ScoredTrajectory(trajectory, fates, row["reward_error"], row["breakdown"])
+        return ScoredTrajectory(trajectory, fates, row["reward_error"], row["breakdown"], row["rewards"])
 
     return [*map(scored, rows)], metrics
 
@@ -95,8 +104,9 @@ def from_bytes(data: bytes) -> tuple[list[ScoredTrajectory], dict[str, float]]:
 def _about(one: ScoredTrajectory) -> dict[str, Any]:
     return {
         "trajectory": {**vars(one.trajectory), "conversations": None},
-        "conversations": [(len(c.token_ids), c.kind, c.truncated) for c in one.trajectory.conversations],
+        "conversations": [(len(c.token_ids), c.kind, c.truncated, c.spans) for c in one.trajectory.conversations],
         "fates": [fate.to_json() for fate in one.fates],
         "reward_error": one.reward_error,
+        "rewards": {**one.rewards},
         "breakdown": one.breakdown,
     }

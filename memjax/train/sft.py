@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +14,13 @@ from memjax.agents.scripted import demonstrate, recall
 from memjax.data import arithmetic, tiny
 from memjax.data.seeds import stream
 from memjax.episodes.run import Agent
+from memjax.own_code import is_own, load_own
 from memjax.tokenizer import Tokenizer
 from memjax.train.batches import token_weights
 from memjax.train.config import SupervisedStage
 from memjax.train.losses import Batch
 from memjax.train.packing import PackingConfig, pack
-from memjax.trajectory import Trajectory
+from memjax.trajectory import Task, Trajectory
 
 
 def stage_examples(
@@ -47,11 +49,26 @@ def stage_examples(
         names, shares = zip(*sorted(stage.policies.items()), strict=True)
         policies = rng.choices(names, weights=shares, k=stage.examples)
         tasks = [(stage.arithmetic or stage.tasks).task(n) for n in numbers]
-        replies = arithmetic.replies if stage.arithmetic else tiny.replies
-        scripts = [replies(task, policy, rng) for task, policy in zip(tasks, policies, strict=True)]
+        built_in = arithmetic.replies if stage.arithmetic else tiny.replies
+        scripts = [_script(task, policy, rng, built_in) for task, policy in zip(tasks, policies, strict=True)]
         return [await demonstrate(agent, *pair, tokenizer) for pair in zip(tasks, scripts, strict=True)]
 
     return asyncio.run(written())
+
+
+def _script(task: Task, policy: str, rng: random.Random, built_in: Callable[..., list[str]]) -> list[str]:
+    """What a scripted reader writes about a task, one of `built_in` or of the user's."""
+    if not is_own(policy):
+        return built_in(task, policy, rng)
+    try:
+        written = load_own(policy, "scripted reader")(task, rng)
+    except Exception as error:  # the boundary around code of the user's
+        raise ValueError(
+            f"the scripted reader {policy} failed at {task.id}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(written, list) or not all(isinstance(text, str) for text in written):
+        raise ValueError(f"the scripted reader {policy} must return its replies as a list of str, got {written!r:.200}")
+    return written
 
 
 def supervised_batch(examples: Sequence[Trajectory], packing: PackingConfig) -> Batch:

@@ -47,6 +47,19 @@ def test_a_turn_that_should_extend_and_does_not_is_counted():
     assert (len(made), broken) == (2, 1)
 
 
+def test_the_reward_of_a_turn_is_a_span_over_what_it_sampled():
+    grown = [turn(1, [5], [6, 0]), turn(2, [5, 6, 0, 9, 9], [7, 0]), turn(3, [5, 6, 0, 9, 9, 7, 0, 8], [1])]
+    (made,), _ = conversations_of(grown, {(1,): 0.5, (3,): -1.0})
+    assert made.spans == ((1, 3, "1", 0.5), (8, 9, "3", -1.0))
+    assert all(made.loss_mask[start:end].all() for start, end, *_ in made.spans)
+    last_two = [turn(1, [5], [6, 0]), turn(2, [5, 6, 0, 2], [7]), turn(3, [5, 6, 0, 3], [8])]
+    (first, second), _ = conversations_of(last_two, {(1,): 1.0, (2,): 2.0, (3,): 3.0})
+    assert first.spans == ((1, 3, "1", 1.0), (4, 5, "2", 2.0))
+    assert second.spans == ((4, 5, "3", 3.0),), "what was trained before has its span where it has its loss"
+    (silent,), _ = conversations_of([turn(1, [5], [6], trained=False)], {(1,): 1.0})
+    assert silent.spans == ()
+
+
 def test_untrained_turns_carry_no_loss_and_turns_without_ids_make_no_conversation():
     made, _ = conversations_of([turn(1, [5], [6, 0], trained=False), turn(2, [5, 6, 0, 9], [7]), turn(3, [], [])])
     assert ids(made) == [([5, 6, 0, 9, 7], [0, 0, 0, 0, 1])]

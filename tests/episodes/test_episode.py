@@ -335,3 +335,31 @@ async def test_a_failure_without_words_has_its_name_and_one_in_a_group_is_itself
 
     assert (await drive(slow, task(), scripted())).error == "TimeoutError: "
     assert (await drive(grouped, task(), scripted())).error == "down"
+
+
+async def test_an_agent_gives_turns_rewards_of_their_own(tmp_path):
+    async def agent(given, episode):
+        first = await episode.chat("one", max_tokens=9)
+        second = await episode.chat("two", max_tokens=9)
+        episode.reward(second, 1)
+        episode.reward(second, -0.5)
+        episode.reward(first, 0)
+        return second.text
+
+    live = await drive_with(tmp_path / "j.jsonl", agent, task(), scripted())
+    assert live.error is None
+    for conversation, step, reward in zip(live.conversations, "12", (0.0, 0.5), strict=True):
+        (span,) = conversation.spans
+        assert (span.step, span.reward) == (step, reward)
+        assert conversation.loss_mask.nonzero()[0].tolist() == list(range(span.start, span.end))
+    again = await drive_with(tmp_path / "j.jsonl", agent, task(), scripted())
+    assert [c.spans for c in again.conversations] == [c.spans for c in live.conversations]
+
+
+@pytest.mark.parametrize("value", [float("nan"), "1", None])
+async def test_a_reward_of_a_turn_must_be_a_number(value):
+    async def agent(given, episode):
+        episode.reward(await episode.chat("one", max_tokens=9), value)
+        return ""
+
+    assert "a reward must be a finite number" in (await drive(agent, task(), scripted())).error

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 from memjax.agents.memagent import MemAgent
-from memjax.episodes.journal import EpisodeJournal, Journal, JournalError, chunk_pieces, packed, read_lines, unpacked
+from memjax.episodes.episode import Reply, Turn
+from memjax.episodes.journal import EpisodeJournal, Journal, JournalError, chunk_pieces, read_lines
+from memjax.episodes.packed import packed, packed_lengths, pieces_in, unpacked
 from memjax.episodes.recorded import Recording
 from memjax.rollout.client import ClientError, Message, Prompt, ToolCall
 from memjax.rollout.identity import ModelIdentity, hash_of_files
 from memjax.tokenizer import Tokenizer
-from memjax.trajectory import SamplingParams
+from memjax.trajectory import Completion, SamplingParams
 from tests.episodes.drive import GREEDY, MODEL, TOKENIZER, drive_with, scripted, task
 from tests.qwen_tokenizer import write_qwen_tokenizer
 
@@ -168,7 +170,7 @@ async def test_a_torn_last_line_is_dropped_and_told(tmp_path):
     ("content", "says"),
     [
         (b"hello\n", "is not a journal of memjax: name another file"),
-        (b'{"type": "journal", "version": 99}\n', "was written by another version of memjax (version 1 is read here)"),
+        (b'{"type": "journal", "version": 99}\n', "was written by another version of memjax (version 2 is read here)"),
         (b'{"memjax": "0.1.0", "settings": {}, "readings": []}\n', "another version of memjax"),
         (b'{\n "memjax": "0.1.0",\n', "another version of memjax"),
         (b'{"question": "q", "reply": "r", "memory": "m"}\n', "another version of memjax"),
@@ -295,14 +297,67 @@ async def test_a_chunk_is_written_once_and_prompts_name_what_they_repeat(tmp_pat
     assert len(lines(path, "replay")) == 9
 
 
-def test_a_chunk_comes_back_as_the_ids_that_it_was_cut_to(tmp_path):
-    tokenizer = Tokenizer.load(write_qwen_tokenizer(tmp_path))
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    return Tokenizer.load(write_qwen_tokenizer(tmp_path_factory.mktemp("qwen")))
+
+
+def test_a_chunk_comes_back_as_the_ids_that_it_was_cut_to(tmp_path, qwen):
     text = "Naïve 漢字 🙂 and\n\n  code:\tx = {1: 'a'}  <|im_end|> \u200b end"
-    ids = tokenizer.encode(text)
+    ids = qwen.encode(text)
     with Journal(tmp_path / "j") as journal:
-        journal.chunk_number(tokenizer.pieces_of(ids))
+        journal.chunk_number(qwen.pieces_of(ids))
     (line,) = lines(tmp_path / "j", "chunk")
-    assert tokenizer.ids_of(chunk_pieces(line)) == ids
+    assert qwen.ids_of(chunk_pieces(line)) == ids
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "a",
+        " ",
+        "It's 1 of  two.\n\n\tEnd",
+        "Na\u00efve \u6f22\u5b57 \U0001f642\u200b",
+        "it" * 300 + " " * 300 + "\u00e9" * 9,
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 400])
+def test_tokens_are_found_again_in_their_text_wherever_they_are_cut(words, size):
+    raw = words.encode()
+    pieces = [raw[start : start + size] for start in range(0, len(raw), size)]
+    assert pieces_in(raw, json.loads(json.dumps(packed_lengths(pieces)))) == pieces
+
+
+@pytest.mark.parametrize(
+    ("ids_of", "finish", "is_spelled"),
+    [
+        (lambda t: [*t.encode("The Seine's 2 \u6f22\u5b57 banks."), t.eos_ids[0]], "stop", True),
+        (lambda t: t.encode("cut in the mid"), "length", True),
+        (lambda t: [*t.encode("no"), *t.encode("t as it would be encoded")], "length", True),
+        (lambda t: t.encode("half a \U00010348")[:-1], "length", False),
+        (lambda t: [*t.encode("one"), t.eos_ids[1], *t.encode("two")], "length", False),
+        (lambda t: [*t.encode("I "), t.pieces_of(range(t.size)).index(b"<tool_call>")], "length", False),
+        (lambda t: [t.eos_ids[0]], "stop", False),
+        (lambda t: [], "stop", False),
+    ],
+)
+def test_the_ids_of_a_reply_come_back_whether_its_text_spells_them_or_not(tmp_path, qwen, ids_of, finish, is_spelled):
+    ids = np.asarray(ids_of(qwen), np.int32)
+    logprobs = -np.random.default_rng(0).exponential(size=len(ids)).astype(np.float32)
+    completion = Completion(np.zeros(0, np.int32), ids, logprobs, qwen.decode(ids), finish)
+    turn = Turn((1,), "final", Prompt((Message("user", ("Where?",)),)), Reply.of(completion, (1,), qwen.eos_ids))
+    identity = dataclasses.replace(MODEL, tokenizer="qwen")
+    with Journal(tmp_path / "j") as journal:
+        part = EpisodeJournal(journal, "0", identity, qwen)
+        part.begin(0, {})
+        part.add_turn(dataclasses.replace(turn, digest="d"))
+        found = part.find("d")
+    (line,) = lines(tmp_path / "j", "call")
+    assert ("tokens" in line["reply"]) == is_spelled
+    assert found.token_ids.tolist() == ids.tolist()
+    assert found.logprobs.tobytes() == logprobs.tobytes()
+    assert line["reply"]["text"] == completion.text
 
 
 @pytest.mark.parametrize("array", [np.arange(-3, 300, dtype=np.int32), np.array([-1e-38, -np.pi], np.float32)])
@@ -361,7 +416,7 @@ async def test_a_line_removed_by_hand_leaves_the_numbers_of_chunks_alone(tmp_pat
 def test_a_last_line_without_its_end_counts_where_it_is_whole(tmp_path):
     path = tmp_path / "j"
     turn = '{"type": "demonstration", "episode": "1", "messages": [], "reply": "x"}'
-    path.write_text('{"type": "journal", "version": 1}\n' + turn + "\n" + turn)
+    path.write_text('{"type": "journal", "version": 2}\n' + turn + "\n" + turn)
     assert len(lines(path, "demonstration")) == 2
     with Journal(path) as journal:
         assert not journal.was_torn

@@ -58,7 +58,7 @@ def test_asking_evaluating_demonstrating_and_training_have_one_maker(makers, tmp
         "messages": [{"role": "user", "content": "ask k01"}],
         "reply": "v01",
     }
-    by_hand = [{"type": "journal", "version": 1}, written]
+    by_hand = [{"type": "journal", "version": 2}, written]
     (tmp_path / "hand.jsonl").write_text("".join(json.dumps(line) + "\n" for line in by_hand))
     assert len(read_demonstrations(tmp_path / "hand.jsonl", Tokenizer.load(model_directory))) == 1
     assert makers - {"a copy"} == {"trajectory_of"}

@@ -13,7 +13,9 @@ from memjax.eval.results import Row
 from memjax.eval.run import Evaluator
 from memjax.eval.scoring import PRESETS
 from memjax.eval.tasks import Job
+from memjax.rewards import metric
 from memjax.rewards.pool import RewardPool
+from memjax.rewards.transcript import Transcript
 from memjax.rollout.client import Client, Prompt
 from memjax.rollout.fake import ByteTokenizer, NeedleReader, ScriptedClient
 from memjax.rollout.identity import ModelIdentity
@@ -92,3 +94,9 @@ class Wrapped:
 
 def broken_metric(prediction: str, answers: tuple[str, ...]) -> float:
     raise LookupError("no such thing")
+
+
+@metric(reads="trajectory")
+def chunks_read(seen: Transcript) -> float:
+    """A metric that looks at the turns."""
+    return sum(turn.kind == "memory" and bool(turn.reply) for turn in seen.turns)

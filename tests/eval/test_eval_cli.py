@@ -14,6 +14,7 @@ from memjax.eval.__main__ import app
 from memjax.eval.config import EvalConfig, load_config
 from memjax.eval.tasks import TaskMaker
 from memjax.rollout.fake import ByteTokenizer, NeedleReader
+from memjax.trajectory import Task
 from tests.eval.forgetful import PATTERN, fact_task
 from tests.eval.stub_service import serving
 
@@ -308,3 +309,12 @@ def test_help_names_the_suites(option):
     assert result.exit_code == 0
     for name in ("ruler-hotpotqa", "longbench-qa", "smoke", "report"):
         assert name in result.output
+
+
+def test_a_metric_that_cannot_be_used_is_refused_before_a_model_is_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def nothing(prediction, answers):\n    return None\n")
+    for metric, message in (("mine.py:nothing", "gave None"), ("mine:nothin", "did you mean nothing?")):
+        write_tasks("tasks.jsonl", [Task("a", "?", "text", ("b",), metric)])
+        done = invoke("file", "--data", "tasks=tasks.jsonl", "--model", "absent", "--out", "out")
+        assert (done.exit_code, message in done.output) == (2, True), done.output

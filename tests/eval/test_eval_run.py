@@ -278,3 +278,9 @@ def test_memagents_preset_scores_with_its_own_metric_and_extraction(tmp_path, po
 def test_the_number_of_samples_at_a_time_must_be_positive(tmp_path):
     with pytest.raises(ValueError, match="concurrency must be at least 1, got 0"):
         run(tmp_path, iter([Job.of("cell", 0, fact_task(1, 1))]), None, concurrency=0)
+
+
+def test_a_metric_of_the_user_s_own_sees_the_whole_episode(tmp_path, pool):
+    task = replace(fact_task(1, 3), metric="tests.eval.forgetful:chunks_read")
+    _, (row,) = run(tmp_path, jobs("cell", [task]), evaluator(forgetful(0.0), pool))
+    assert (row.score, row.metric_errors) == (3, ())

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from memjax.eval.scoring import extract_like_memagent, extract_strictly, score_answer
 from memjax.rewards.answers import extract_answer
 from memjax.rewards.pool import RewardPool
+from memjax.rewards.transcript import Transcript
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_memagents_extraction_keeps_its_rules(response, answer):
 
 def test_no_answer_is_worth_nothing_by_any_metric():
     with RewardPool(workers=1) as pool:
-        nothing = asyncio.run(score_answer(pool, "no idea", "", ("Paris",)))
-        found = asyncio.run(score_answer(pool, r"\boxed{Paris}", "Paris", ("Paris",)))
+        nothing = asyncio.run(score_answer(pool, Transcript("?", ("Paris",), "", "no idea")))
+        found = asyncio.run(score_answer(pool, Transcript("?", ("Paris",), "Paris", r"\boxed{Paris}")))
     assert set(nothing.values.values()) == {0.0}  # upstream's symmetric sub_em would give 1
     assert set(found.values.values()) == {1.0}

@@ -20,6 +20,10 @@ def by_prediction(prediction, answers):
         return float("nan")
     elif prediction == "text":
         return "much"
+    elif prediction == "number as text":
+        return "0.5"
+    elif prediction == "nothing":
+        return None
     elif prediction == "print":
         print("a line that is nobody's protocol")
     return 1.0

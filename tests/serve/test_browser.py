@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import uvicorn
 
-from memjax.episodes.journal import Journal, packed
+from memjax.episodes.journal import Journal
+from memjax.episodes.packed import packed
 from memjax.rewards.answers import extract_answer
 from memjax.serve.journal_view import create_view
 from memjax.serve.listening import bind

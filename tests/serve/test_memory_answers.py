@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 
 import httpx
-import numpy as np
 import openai
 import pytest
 
-from memjax.episodes.journal import Journal, read_lines, unpacked
+from memjax.episodes.journal import Journal, read_lines
 from memjax.rollout.local import LocalClient
 from memjax.serve import memory_view
 from memjax.serve.app import expire
@@ -46,9 +45,9 @@ def calls(server, run_id: str) -> list[dict]:
     return [line for line in journal(server, run_id) if line["type"] == "call"]
 
 
-def drawn(server, run_id: str) -> list[list[int]]:
-    """The ids of every reply: bytes of a random model are mostly no text that could be compared."""
-    return [unpacked(line["reply"]["ids"], np.int32).tolist() for line in calls(server, run_id)]
+def drawn(server, run_id: str) -> list[list[str | None]]:
+    """What says the ids of every reply: bytes of a random model are mostly no text that could be compared."""
+    return [[line["reply"].get(name) for name in ("text", "tokens", "ids")] for line in calls(server, run_id)]
 
 
 def status(server, run_id: str) -> str:
@@ -94,7 +93,9 @@ def test_a_document_is_read_chunk_by_chunk_and_answered(server):
     assert events[-1] == {"type": "closed", "status": "done", "error": None}
     ids = [event["id"] for event in events if "id" in event]
     assert ids == sorted(set(ids))
-    assert not any({"prompt", "ids", "logprobs"} & (event.keys() | event.get("reply", {}).keys()) for event in events)
+    assert not any(
+        {"prompt", "tokens", "ids", "logprobs"} & (event.keys() | event.get("reply", {}).keys()) for event in events
+    )
 
 
 def test_one_json_says_the_same_as_the_events(server):
@@ -435,6 +436,18 @@ def test_a_server_offers_the_agent_it_was_started_with(engine, loaded, tmp_path)
         assert run["settings"]["answer_tokens"] == 24
         assert len(run["answers"]) == run["counters"]["model_calls"] == 1
         assert server.post("/v1/memory/answers", {"text": TEXT * 3, "question": "Which code?"}).status_code == 503
+
+
+def test_an_agent_of_one_s_own_is_served_under_its_whole_path(engine, loaded, tmp_path):
+    own = {"name": str(Path(__file__).parents[2] / "examples" / "bullets.py:Bullets"), "new": 8, "answer": 8}
+    with serving(engine, loaded, tmp_path, agent=own | {"chunk": 60, "bullets": 16}) as server:
+        refused = server.post("/v1/memory/answers", {"text": TEXT, "question": "Which code?", "memory_tokens": 9})
+        assert refused.json()["error"]["message"].startswith("memory_tokens: the agent /")
+        asked = {"text": TEXT, "question": "Which code?", "chunk_tokens": 40}
+        run = server.post("/v1/memory/answers", asked).json()
+        assert (run["status"], run["error"], run["settings"]["chunk_tokens"]) == ("done", None, 40)
+        assert run["counters"]["model_calls"] == run["chunks_read"] + 1 > 2
+        assert {call["kind"] for call in calls(server, run["id"])} == {"bullets", "answer"}
 
 
 def test_a_list_of_runs_reads_only_the_journals_that_changed(server, monkeypatch):

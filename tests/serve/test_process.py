@@ -120,12 +120,12 @@ def test_a_server_swaps_weights_drains_and_leaves_its_port_to_the_next(model, st
         assert server.process.wait(60) in (0, -signal.SIGTERM)
 
 
-def drawn(server: Process, run_id: str) -> dict[str, str]:
-    """The packed ids of every reply, by the key of its call; each call was made once."""
+def drawn(server: Process, run_id: str) -> dict[str, list[str | None]]:
+    """What says the ids of every reply, by the key of its call; each call was made once."""
     lines = map(json.loads, server.get(f"/v1/memory/answers/{run_id}/journal").text.splitlines())
     calls = [line for line in lines if line["type"] == "call"]
     assert len({line["digest"] for line in calls}) == len(calls)
-    return {str(line["key"]): line["reply"]["ids"] for line in calls}
+    return {str(line["key"]): [line["reply"].get(name) for name in ("text", "tokens", "ids")] for line in calls}
 
 
 def test_a_killed_server_finishes_the_document_with_the_memory_of_an_undisturbed_run(model, state_dir):

@@ -14,6 +14,7 @@ from memjax.rollout.client import ClientError
 from memjax.serve.settings import ServeSettings
 from memjax.trajectory import SamplingParams
 from tests.serve.conftest import running_server, wait_for
+from tests.serve.test_tools import ASK, TEMPLATE, tiny_tokenizer
 from tests.tiny_model import write_tiny_model
 
 ray = pytest.importorskip("ray")
@@ -100,6 +101,19 @@ def test_requests_are_spread_and_give_what_one_engine_gives(server, pool, engine
     wait_for(lambda: pool.counters.requests == 8)
     assert "memjax_compilations 0.0" in server.get("/metrics").text
     assert "memjax_slots 4.0" in server.get("/metrics").text
+
+
+def test_tools_and_a_forced_call_reach_the_prompts_of_replicas(server, tmp_path, monkeypatch):
+    tokenizer = tiny_tokenizer(tmp_path, TEMPLATE)
+    monkeypatch.setattr(server.parts.service, "tokenizer", tokenizer)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    ids = server.post("/tokenize", {"messages": ASK, "tools": tools}).json()["token_ids"]
+    opening = [274, *tokenizer.encode('\n{"name":')]  # <tool_call>
+    body = {"model": server.parts.service.name, "messages": ASK, "tools": tools, "tool_choice": "required"}
+    drawing = {"max_tokens": 8, "seed": 3}
+    reply = server.post("/v1/chat/completions", body | drawing).json()
+    drawn = server.post("/generate", drawing | {"token_ids": [*ids, *opening]}).json()["samples"][0]["text"]
+    assert reply["choices"][0]["message"]["content"] == f'<tool_call>\n{{"name":{drawn}'
 
 
 def test_a_replica_killed_in_the_middle_is_replaced_and_its_replies_are_whole(server, pool):

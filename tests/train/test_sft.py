@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,6 +87,23 @@ def test_policies_have_their_shares(tokenizer: Tokenizer) -> None:
     made = examples(tokenizer, examples=200, tasks=tasks, policies=shares)
     oracle = sum(len(set(sampled(t, tokenizer)[:-1]) - {"none"}) <= 1 for t in made)
     assert 40 < oracle < 80  # a quarter of 200, and the blind that were shown a single fact
+
+
+def test_a_scripted_reader_of_one_s_own_is_learned_from_and_refused_in_a_sentence(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "def says(task, rng): return ['none'] * 3\n"
+        "def one(task, rng): return 'none'\n"
+        "def fails(task, rng): return {}['missing']\n"
+    )
+    tasks = TinyTasks(min_chunks=2, max_chunks=2)
+    made = examples(tokenizer, tasks=tasks, policies={f"{tmp_path}/own.py:says": 1.0})
+    assert sampled(made[0], tokenizer) == ["none", "none", "none"]
+    with pytest.raises(ValueError, match="must return its replies as a list of str, got 'none'"):
+        examples(tokenizer, tasks=tasks, policies={f"{tmp_path}/own.py:one": 1.0})
+    with pytest.raises(ValueError, match="failed at tiny-0-0: KeyError: 'missing'"):
+        examples(tokenizer, tasks=tasks, policies={f"{tmp_path}/own.py:fails": 1.0})
 
 
 def test_the_supervised_loss_is_the_mean_cross_entropy_of_what_is_written(tokenizer: Tokenizer) -> None:
