@@ -124,22 +124,29 @@ async def test_an_environment_that_cannot_repeat_starts_over_and_this_is_counted
     assert len(other.told) == 4
 
 
+class Remembering(Counter):
+    async def step(self, action):
+        step = await super().step(action)
+        return Step(f"{self.told[1:]}", step.reward)
+
+
 async def test_another_history_is_another_action(tmp_path):
     """What an environment said after other actions is not taken for what it says now."""
-    environment = Counter()
 
-    def acting(first):
+    async def told(first):
+        environment, texts = Remembering(), []
+
         async def agent(task, episode):
             await episode.reset(environment)
-            await episode.step(environment, first)
-            return (await episode.step(environment, "same")).text
+            texts.append((await episode.step(environment, first)).text)
+            texts.append((await episode.step(environment, "same")).text)
+            return ""
 
-        return agent
+        await drive_with(tmp_path / "j", agent, task(), scripted())
+        return texts, len(environment.told)
 
-    await drive_with(tmp_path / "j", acting("a"), task(), scripted())
-    environment.told.clear()
-    await drive_with(tmp_path / "j", acting("b"), task(), scripted())
-    assert environment.told[1:] == ["b", "same"]
+    after_a, after_b = ["['a']", "['a', 'same']"], ["['b']", "['b', 'same']"]
+    assert [await told(first) for first in "abab"] == [(after_a, 3), (after_b, 3), (after_a, 0), (after_b, 0)]
 
 
 async def test_the_action_is_on_disk_before_the_environment_acts(tmp_path, monkeypatch):

@@ -12,7 +12,9 @@ import pytest
 from memjax.agents.config import AgentConfig
 from memjax.agents.memagent import MemAgent
 from memjax.agents.single import Single
-from memjax.data import tiny
+from memjax.agents.tool import ToolAgent
+from memjax.data import arithmetic, tiny
+from memjax.data.arithmetic import ArithmeticTasks
 from memjax.data.tiny import TinyTasks
 from memjax.models.config import ModelOptions, Qwen2Config
 from memjax.models.qwen2 import Params, forward, init_params, logits
@@ -157,3 +159,17 @@ def test_sampled_and_written_conversations_render_alike(tokenizer: Tokenizer) ->
     ids = {name: text if name == "question" else tokenizer.encode(text) for name, text in slots.items()}
     template = AGENT.loaded_prompts.memory
     assert tokenizer.render(template.fill(slots).messages) == tokenizer.render(template.fill(ids).messages)
+
+
+def test_a_stage_of_sums_is_shown_with_a_tool(tmp_path) -> None:
+    arithmetic.write_tokenizer(tmp_path)
+    tokenizer, agent = Tokenizer.load(tmp_path), ToolAgent(question=8, answer=16, system="")
+    stage = {"arithmetic": {"seed": 1}, "policies": {"whole": 1.0}}
+    found = examples(tokenizer, agent=agent, **stage)
+    assert [len(trajectory.conversations) for trajectory in found] == [1] * 6
+    assert all(trajectory.counters["tool_calls"] == 1 for trajectory in found)
+    assert found[0].conversations[0].token_ids.tolist() == (
+        examples(tokenizer, agent=agent, **stage)[0].conversations[0].token_ids.tolist()
+    )
+    with pytest.raises(ValueError, match=r"no scripted reader is called 'oracle'; there are whole, hasty"):
+        SupervisedStage(name="s", kind="demonstrations", steps=1, arithmetic=ArithmeticTasks())

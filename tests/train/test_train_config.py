@@ -73,6 +73,8 @@ SCORED_BY = {
     "tiny_control": ("em", None),
     "tiny_imperfect": ("em", "em"),
     "tiny_imperfect_control": ("em", None),
+    "tiny_bullets": ("em", "em"),
+    "tiny_tools": ("em", "em"),
 }
 
 
