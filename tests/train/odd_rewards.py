@@ -33,3 +33,10 @@ def slow(prediction: str, answers: Sequence[str]) -> float:
 def crashes(prediction: str, answers: Sequence[str]) -> float:
     """Never a number."""
     raise RuntimeError("judge service unreachable")
+
+
+def scatter_or_crash(prediction: str, answers: Sequence[str]) -> float:
+    """As `scatter`, but it crashes where that is under 3/8."""
+    if scatter(prediction, answers) < 3 / 8:
+        raise RuntimeError("judge service unreachable")
+    return scatter(prediction, answers)

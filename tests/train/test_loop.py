@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from memjax.train.__main__ import app
 from memjax.train.config import as_json
 from memjax.train.loop import train
 from memjax.train.report import curve, report
+from memjax.train.rollouts import RolloutBatch, Sampler
+from memjax.train.scored import ScoredTrajectory
 from tests.train.tiny_run import FinishedRun, Witness, tiny_run
 
 
@@ -132,6 +135,25 @@ def test_a_run_that_found_nothing_to_learn_says_so(finished: FinishedRun) -> Non
     assert said.startswith("2 of 2 steps changed nothing: all answers of each of their groups had the same reward.")
 
 
+def test_what_could_not_be_scored_might_as_well_not_be_there(
+    finished: FinishedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, only = finished.config.out.parent, {"supervised": [], "validation": {}, "steps": 1}
+    data = {"path": runs / "tasks.jsonl", "metric": "tests.train.odd_rewards:scatter_or_crash"}
+    crashed = train(tiny_run(runs / "crashes", data=data, **only))
+    *_, row = read_metrics(runs / "crashes" / "metrics.jsonl")
+    assert 0 < row["rollout/reward_errors"] == row["rollout/lost"] <= 3
+    assert row["actor/grad_norm"] > 0
+    batch = Sampler.batch
+
+    def without(sampler: Sampler, sampled: Sequence[ScoredTrajectory], *metrics: Any) -> RolloutBatch:
+        return batch(sampler, [one for one in sampled if one.reward >= 3 / 8], *metrics)
+
+    monkeypatch.setattr(Sampler, "batch", without)
+    smaller = train(tiny_run(runs / "smaller", **only))
+    assert weights(crashed) == weights(smaller)
+
+
 def test_a_reward_that_never_works_ends_the_run_with_its_reason(finished: FinishedRun) -> None:
     data = {"path": finished.config.out.parent / "tasks.jsonl", "metric": "tests.train.odd_rewards:crashes"}
     config = tiny_run(finished.config.out.parent / "unscored", supervised=[], validation={}, data=data)
@@ -156,6 +178,11 @@ def test_a_log_drops_what_will_be_made_again_and_a_line_that_was_cut(tmp_path: P
     MetricsLog(path, step=2).close()
     assert [row["step"] for row in read_metrics(path)] == [0, 1, 2]
     assert [row["x"] for row in read_metrics(path)] == [0, None, 1]
+
+
+def weights(model: Path | None) -> bytes:
+    assert model is not None
+    return (model / "model.safetensors").read_bytes()
 
 
 def stage(**changes: Any) -> dict[str, Any]:
