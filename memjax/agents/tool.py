@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -33,8 +33,10 @@ class ToolAgent(AgentConfig):
     """Where the tools are."""
     max_steps: int = Field(default=8, ge=1)
     """Replies after which the last one is the answer."""
+    conversation: int = Field(default=4096, ge=1)
+    """What replies and results may take together, with the template's words around them."""
     system: str | None = None
-    """Instructions instead of the bundled ones; empty for none."""
+    """Instructions instead of the bundled ones; "" for none."""
 
     async def __call__(self, task: Task, episode: Episode) -> str:
         """Solve the task; a context is shown whole before the question."""
@@ -45,9 +47,15 @@ class ToolAgent(AgentConfig):
         async for chunk in episode.chunks(task.context, _TEXT_TOKENS):
             context += chunk.ids
         messages = self._begun(tuple(context), step.text)
+        end = None
         for _ in range(self.max_steps):
             prompt = Prompt(tuple(messages), tools=environment.tools)
-            reply = await episode.chat(prompt, max_tokens=episode.room(prompt, self.answer), kind="tool")
+            taken = len(episode.tokenizer.render(messages, tools=environment.tools))
+            end = end or taken + self.conversation
+            if taken >= end:
+                raise ValueError(f"replies and results took the {self.conversation} tokens of the conversation")
+            most = episode.room(prompt, min(self.answer, end - taken))
+            reply = await episode.chat(prompt, max_tokens=most, kind="tool")
             results = await self._results(reply, environment, episode)
             if not results:
                 break
@@ -72,11 +80,19 @@ class ToolAgent(AgentConfig):
         return [Message("system", (system,)), user] if system else [user]
 
     def longest_turn(self, question: str, tokenizer: EpisodeTokenizer, document_tokens: int = 0) -> dict[str, int]:
-        """The parts of the first turn; later ones get what the window leaves."""
+        """The parts of the last turn."""
         asked = self.question_tokens(question, tokenizer)
         tools = ENVIRONMENTS[self.environment]().tools
         template = len(tokenizer.render(self._begun((), ""), tools=tools))
-        return {"text": document_tokens, "question": asked, "answer": self.answer, "prompt": template}
+        return {"text": document_tokens, "question": asked, "conversation": self.conversation, "prompt": template}
+
+    def fitted(self, chosen: Collection[str], question: str, tokenizer: EpisodeTokenizer, window: int | None) -> Self:
+        """The agent with budgets lowered as far as a small window asks for it, the conversation's to what is left."""
+        agent = super().fitted(chosen, question, tokenizer, window)
+        if window is None or "conversation" in chosen:
+            return agent
+        others = agent.longest_turn("?", tokenizer, 0) | {"question": agent.question, "conversation": 0}
+        return agent.model_copy(update={"conversation": max(1, min(agent.conversation, window - sum(others.values())))})
 
     @property
     def prompt_hash(self) -> str:

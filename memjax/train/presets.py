@@ -138,12 +138,12 @@ def preset(name: str) -> ObjectiveConfig:
 def within_budgets(objective: ObjectiveConfig, agent: object) -> ObjectiveConfig:
     """The objective with numbers for its over-length penalty, where it has one, from the agent's reply budgets.
 
-    Those are the numbers under `memory`, `answer` and `conversation_tokens`, the last one for agents with several
+    Those are the numbers under `memory`, `answer` and `conversation`, the last one for agents with several
     replies in a conversation. ValueError where there is none to take the limit from, or none that can reach it.
     """
     if objective.overlong_buffer == 0:
         return objective
-    given = {name: getattr(agent, name, None) for name in ("memory", "answer", "conversation_tokens")}
+    given = {name: getattr(agent, name, None) for name in ("memory", "answer", "conversation")}
     budgets = {name: value for name, value in given.items() if type(value) is int}
     limit, largest = objective.overlong_limit, max(budgets.values(), default=None)
     if limit is None and largest is None:

@@ -127,9 +127,9 @@ async def test_it_ends_at_max_steps_and_shows_a_context_whole():
     assert client.prompts[0].tools[0]["function"]["name"] == "calculator"
 
 
-async def test_replies_take_what_the_window_leaves():
-    agent, tokenizer = AGENT.model_copy(update={"answer": 500}), ByteTokenizer()
-    window = sum(agent.longest_turn("q", tokenizer).values()) + 50
+async def test_replies_and_results_keep_to_the_conversation_s_budget():
+    agent, tokenizer = AGENT.model_copy(update={"answer": 500, "conversation": 550}), ByteTokenizer()
+    window = sum(agent.longest_turn("q", tokenizer).values())
     client = scripted(CALL, ANSWER, window=window)
     trajectory = await drive(agent, task(question="q"), client)
     assert trajectory.error is None
@@ -137,7 +137,18 @@ async def test_replies_take_what_the_window_leaves():
     rendered = tokenizer.render(client.prompts[1].messages, tools=client.prompts[1].tools)
     assert len(rendered) + client.params[1].max_tokens == window
     full = await drive(agent, task(question="q"), scripted(*[CALL] * 9, window=window))
-    assert "make it shorter" in full.error
+    assert full.error == "replies and results took the 550 tokens of the conversation"
+
+
+def test_the_conversation_is_fitted_to_a_small_window():
+    fitted = AGENT.fitted((), "q", ByteTokenizer(), 2048)
+    parts = fitted.longest_turn("q", ByteTokenizer()) | {"question": fitted.question}
+    assert sum(parts.values()) == 2048
+    assert (
+        fitted.conversation
+        < AGENT.conversation
+        == AGENT.fitted(["conversation"], "q", ByteTokenizer(), 2048).conversation
+    )
 
 
 async def test_a_resumed_tool_episode_continues(tmp_path):

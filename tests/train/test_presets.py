@@ -197,7 +197,7 @@ class Bare:
         (MemAgent(), {"overlong_limit": 1000}, 1000, 200),
         (MemAgent(), {"overlong_buffer": 24}, 1024, 24),
         (Bare(answer=2), {}, 2, 1),
-        (Bare(memory="a text", answer=True, conversation_tokens=500), {}, 500, 100),
+        (Bare(memory="a text", answer=True, conversation=500), {}, 500, 100),
         (Bare(), {"overlong_limit": 50}, 50, 10),
     ],
 )
