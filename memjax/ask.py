@@ -133,7 +133,8 @@ def ask(
     """Every question with its trajectory. Raises what an episode failed with, with a note on how to continue."""
     settings, chosen = _settings(given, agent), set(agent)
     expire()
-    document = open_document(settings.files, journal_directory())
+    is_open = settings.files or settings.agent.needs_document
+    document = open_document(settings.files, journal_directory()) if is_open else Document(())
     with _spooled(document):
         session = prepare(settings, chosen, document, console)
         where = partial(journal_path, document, session.settings.agent.name, session.choice.model)

@@ -97,7 +97,8 @@ def ask(
         list[str] | None,
         typer.Argument(
             metavar="FILE...",
-            help="Text, Markdown, HTML or PDF (also .gz), read one after another; - is standard input.",
+            help="Text, Markdown, HTML or PDF (also .gz), read one after another; - is standard input. Agents that "
+            "work without a document (tool, no-context, your own) may have none.",
             show_default=False,
         ),
     ] = None,

@@ -34,7 +34,8 @@ def journal_path(document: Document, agent: str, model: str, question: str) -> P
     files = [str(file.path.absolute()) for file in document.files]
     named = str(Path(model).absolute()) if Path(model).exists() else model
     digest = hashlib.sha256("\n".join([*files, agent, named, question]).encode("utf-8", "replace")).hexdigest()[:12]
-    stem = re.sub(r"\W+", "-", document.files[0].path.stem).strip("-")[:40] or "document"
+    first = document.files[0].path.stem if document.files else "no-document"
+    stem = re.sub(r"\W+", "-", first).strip("-")[:40] or "document"
     return journal_directory() / f"{stem}-{digest}.jsonl"
 
 

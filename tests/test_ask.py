@@ -144,6 +144,20 @@ def test_the_single_agent_reads_at_once_and_refuses_what_does_not_fit(document):
     assert "the window of stub (1000) holds" in result.stderr
 
 
+def test_a_question_may_come_without_a_document_where_the_agent_needs_none(document, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "async def answer(task, episode):\n    return (await episode.chat(task.question, max_tokens=9)).text\n"
+    )
+    with serving(lambda prompt, params: "42") as service:
+        for agent in ("no-context", f"{tmp_path}/mine.py:answer"):
+            for replayed in (0, 1):
+                answered = run("ask", "What is it?", "--url", service.url, "--model", "m", "--agent", agent, "--json")
+                told = json.loads(answered.stdout)
+                assert (told["answers"][0]["answer"], told["counters"]["replayed_calls"]) == ("42", replayed)
+        refused = run("ask", "What is it?", "--url", service.url, "--model", "m")
+    assert (refused.exit_code, "no document given" in refused.stderr) == (2, True)
+
+
 def test_default_budgets_shrink_to_a_small_window_and_chosen_ones_are_refused(document):
     with serving(CODE, window=2048) as service:
         result = run("ask", "What is the code?", document, "--url", service.url, "--json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,7 +25,11 @@ class NamedAgent(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    needs_document: ClassVar[bool] = False
+    """Whether it makes no sense to ask it without a document."""
+
     name: str
+    """Which agent: one that is built in, or FILE.py:NAME of your own."""
 
     @abstractmethod
     async def __call__(self, task: Task, episode: Episode) -> str:
@@ -43,6 +47,8 @@ class NamedAgent(BaseModel):
 
 class AgentConfig(NamedAgent):
     """An agent with budgets, which are in tokens."""
+
+    needs_document: ClassVar[bool] = True
 
     question: int = Field(default=1024, ge=1)
     """Longest question."""

