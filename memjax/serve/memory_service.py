@@ -119,7 +119,7 @@ class MemoryService:
     @contextmanager
     def _documents(self, owner: str, text: str | None, file_ids: Sequence[str]) -> Iterator[list[tuple[str, Path]]]:
         """Names and paths of what is to be read, while a run makes them its own: until then a text is a file too."""
-        if not text and not file_ids:
+        if self._agent.needs_document and not text and not file_ids:
             raise ApiError(400, "no document: give text, file_id, or upload a file")
         kept = [self.files.add(owner, "text", io.BytesIO(text.encode())).id] if text else []
         try:

@@ -448,6 +448,8 @@ def test_an_agent_of_one_s_own_is_served_under_its_whole_path(engine, loaded, tm
         assert (run["status"], run["error"], run["settings"]["chunk_tokens"]) == ("done", None, 40)
         assert run["counters"]["model_calls"] == run["chunks_read"] + 1 > 2
         assert {call["kind"] for call in calls(server, run["id"])} == {"bullets", "answer"}
+        alone = server.post("/v1/memory/answers", {"question": "Which code?"}).json()
+        assert (alone["status"], alone["chunks_read"], alone["counters"]["model_calls"]) == ("done", 0, 1)
 
 
 def test_a_list_of_runs_reads_only_the_journals_that_changed(server, monkeypatch):
