@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from typing import TYPE_CHECKING
+import math
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 from memjax.environments.environment import Environment, Step
 from memjax.trajectory import Task
@@ -34,6 +36,7 @@ class ActingIn:
         self._history = ""
         self._answered: list[tuple[str | None, Step]] = []  # by the journal
         self._acted = False
+        self.turn = asyncio.Lock()  # held by whoever acts: it has one place at a time
 
     def digest(self, key: Key, action: str | None) -> str:
         """Of an action, or None for the reset, with all before it."""
@@ -88,9 +91,22 @@ class ActingIn:
         except Exception as error:  # the boundary to other people's code
             told = f"{type(error).__name__}: {error}"
             raise EnvironmentFailure(f"the environment {self.name} failed at {what}: {told}") from error
-        if not isinstance(step, Step):
-            raise EnvironmentFailure(f"the environment {self.name} gave {step!r:.60} for {what}, which is not a Step")
+        if fault := _fault_of(step):
+            raise EnvironmentFailure(f"the environment {self.name} gave {step!r:.120} for {what}, {fault}")
         return step
+
+
+def _fault_of(step: Any) -> str | None:
+    """What keeps something from being a Step."""
+    if not isinstance(step, Step):
+        return "which is not a Step"
+    if not isinstance(step.text, str):
+        return "whose text is not a str"
+    if isinstance(step.reward, bool) or not isinstance(step.reward, Real) or not math.isfinite(step.reward):
+        return "whose reward is not a finite number"
+    if not isinstance(step.actions, tuple | list) or not all(isinstance(action, str) for action in step.actions):
+        return "whose actions are not a tuple of str"
+    return None
 
 
 def _difference(expected: Step, found: Step) -> str:

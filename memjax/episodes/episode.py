@@ -22,7 +22,7 @@ import numpy as np
 from memjax.data.chunks import Chunk, ChunkTokenizer
 from memjax.data.seeds import derive_seed
 from memjax.environments.environment import Environment, Step
-from memjax.episodes.acting import ActingIn
+from memjax.episodes.acting import ActingIn, EnvironmentFailure
 from memjax.episodes.feed import Feed
 from memjax.episodes.limits import Limits
 from memjax.episodes.openai_client import EpisodeClient
@@ -162,7 +162,7 @@ class Episode:
         self._max_chunks = max_chunks
         self._limits = limits
         self._chunks_read = 0
-        self.waiting = 0  # calls that the model has not answered yet
+        self.waiting = 0  # calls that the model or an environment has not answered yet
         self._keys: set[Key] = set()
         self._said: dict[Any, tuple[Key, np.ndarray]] = {}  # replies that a later message may repeat, by `_said_as`
         self._environments: dict[int, ActingIn] = {}
@@ -202,7 +202,11 @@ class Episode:
         replayed = completion is not None
         if completion is None:
             await self._refuse_to_start_over()
-            completion = await self._complete(prompt, params)
+            try:
+                completion = await self._complete(prompt, params)
+            except ClientError:
+                self.count("failed_calls")
+                raise
         reply = Reply.of(completion, key, self.tokenizer.eos_ids)
         turn = Turn(key, kind, prompt, reply, chunk, trained, notes or {}, digest, prompt_hash, replayed)
         self._keep(turn)
@@ -287,22 +291,39 @@ class Episode:
         self._environments[id(environment)] = acting
         return await self._act(acting, key, None, timeout)
 
-    async def step(self, environment: Environment, action: str, *, timeout: float = 60.0) -> Step:
-        """Act in an environment and return what comes back; its reward goes to the last reply of this asyncio task.
+    async def step(
+        self, environment: Environment, action: str, *, reply: Reply | None = None, timeout: float = 60.0
+    ) -> Step:
+        """Act in an environment and return what comes back; its reward goes to `reply`.
 
-        The action is on disk before the environment acts. A resumed episode takes what came back from its journal and
-        repeats the actions only where it has to act again. Raises EnvironmentFailure as `reset` does.
+        That is by default the last reply of this asyncio task since it last gathered others. The action is on disk
+        before the environment acts. A resumed episode takes what came back from its journal and repeats the actions
+        only where it has to act again. Raises EnvironmentFailure as `reset` does.
         """
+        if not isinstance(action, str):
+            raise ValueError(f"an action is a str, got {action!r:.60}")
         if (acting := self._environments.get(id(environment))) is None:
             raise ValueError("this environment was not reset: await episode.reset(environment) before the first step")
         step = await self._act(acting, self._take_key(None), action, timeout)
-        episode, reply = _LAST.get()
-        if step.reward and reply is not None and episode is self:
-            self.reward(reply, step.reward)
+        episode, last = _LAST.get()
+        credited = reply or (last if episode is self else None)
+        if step.reward and credited is not None:
+            self.reward(credited, step.reward)
         return step
 
     async def _act(self, acting: ActingIn, key: Key, action: str | None, timeout: float) -> Step:
         await asyncio.sleep(0)
+        self.waiting += 1
+        try:
+            async with acting.turn:
+                return await self._act_in_turn(acting, key, action, timeout)
+        except EnvironmentFailure:
+            self.count("failed_calls")
+            raise
+        finally:
+            self.waiting -= 1
+
+    async def _act_in_turn(self, acting: ActingIn, key: Key, action: str | None, timeout: float) -> Step:
         digest, recorder = acting.digest(key, action), self._recorder
         if recorder is None:
             return await acting.act(action, timeout)
@@ -330,6 +351,7 @@ class Episode:
         try:
             return await asyncio.gather(*tasks)
         finally:
+            _LAST.set((self, None))  # those of the tasks are newer
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

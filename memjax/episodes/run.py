@@ -121,7 +121,7 @@ def is_own_fault(failure: Exception) -> bool:
 
     That is a prompt past the window, too many calls, and whatever the agent's code raises. It is not what the machinery
     raises: a model or service that fails or takes longer than its limit, a journal, a disk or another OSError. An
-    episode over its seconds is at fault itself, unless it was waiting for the model when they were over.
+    episode over its seconds is at fault itself, unless it was waiting for the model or an environment then.
     """
     if isinstance(failure, ExceptionGroup):
         return all(is_own_fault(one) for one in failure.exceptions if isinstance(one, Exception))
@@ -133,7 +133,7 @@ _MACHINERY = (ClientError, EnvironmentFailure, JournalError, JournalMismatch, OS
 
 
 async def _within(seconds: float | None, agent: Agent, task: Task, episode: Episode) -> str:
-    """The agent's answer; ValueError, or ClientError if it was waiting for the model, once the seconds are over."""
+    """The agent's answer; ValueError, or ClientError if it was waiting for others, once the seconds are over."""
     was_waiting = False
 
     def look() -> None:
@@ -149,10 +149,8 @@ async def _within(seconds: float | None, agent: Agent, task: Task, episode: Epis
             raise
         over = f"the episode took longer than limits.episode_seconds = {seconds:g}"
         if was_waiting:
-            raise ClientError(f"{over}, and was waiting for {episode.model} then") from error
-        raise ValueError(
-            f"{over}, and was not waiting for the model then: raise it, or let the agent do less"
-        ) from error
+            raise ClientError(f"{over}, and was waiting for {episode.model} or an environment then") from error
+        raise ValueError(f"{over}, and was waiting for nobody then: raise it, or let the agent do less") from error
     finally:
         if timer:
             timer.cancel()

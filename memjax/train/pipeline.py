@@ -40,7 +40,7 @@ class Rollouts:
             self._beside = stack.enter_context(ThreadPoolExecutor(1, "rollout"))
             source, judging = TaskSource(config.data, config.seed), config.validation
             self._judged_by = TaskSource(judging.data, config.seed).first(judging.tasks) if judging.data else []
-            self._sampler = Sampler(config, self._client, model.tokenizer, pool, source)
+            self._sampler = Sampler(config, self._client, model.tokenizer, pool, source, run.watcher.say)
             self._sampler.check()
             self._client.warm_up()
             self._ahead: RolloutBatch | None = None

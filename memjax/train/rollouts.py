@@ -20,14 +20,14 @@ from memjax.episodes.diagnosis import Diagnosis, counters, evidence_of
 from memjax.episodes.episode import EpisodeTokenizer, JournalMismatch
 from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, Journal, JournalError
-from memjax.episodes.run import check_window, is_own_fault, run_episode
+from memjax.episodes.run import check_window, run_episode
 from memjax.rewards.pool import RewardPool
 from memjax.rollout.client import Client
 from memjax.rollout.identity import ModelIdentity
 from memjax.train.advantages import informative
 from memjax.train.config import TaskConfig, TrainConfig
 from memjax.train.scored import ScoredTrajectory, of_all_processes
-from memjax.train.scoring import Scorer, Watched, reward_means
+from memjax.train.scoring import Scorer, Watched, breakdown_of, reward_means
 from memjax.train.team import share_of
 from memjax.trajectory import SamplingParams, Task, Trajectory
 
@@ -109,6 +109,7 @@ class Sampler:
     tokenizer: EpisodeTokenizer
     pool: RewardPool
     source: TaskSource
+    say: Callable[[str], None] = lambda message: None
 
     def check(self) -> None:
         """ValueError, before anything is sampled, where the tasks or the window cannot serve a batch."""
@@ -142,7 +143,7 @@ class Sampler:
 
         async def one(number: int) -> ScoredTrajectory:
             seed = derive_seed(self.config.seed, "validation" if judging else "sample", name, number)
-            for _ in range(_TRIES):
+            for attempt in range(_TRIES):
                 journal = journals(f"{name}/{number}") if journals else None
                 watched = Watched(Diagnosis(evidence, self.tokenizer))
                 trajectory = await run_episode(
@@ -152,16 +153,16 @@ class Sampler:
                     self.tokenizer,
                     replace(sampling, seed=seed),
                     journal=journal,
-                    feed=feed,
+                    feed=None if judging and attempt else feed,  # which has let go of what all have had
                     max_chunks=None if judging else rollout.max_chunks,
                     on_turn=watched.add,
                     keep_turns=not judging,
                     limits=self.config.limits,
                 )
-                if trajectory.failure is None or is_own_fault(trajectory.failure):
-                    break
                 if isinstance(trajectory.failure, JournalError | JournalMismatch):
                     raise trajectory.failure
+                if breakdown_of(trajectory) is None:
+                    break
             scored = await Scorer(self.config.rewards, self.pool).score(task, trajectory, watched)
             if journal:
                 journal.score(scored.score(min_reward))
@@ -211,6 +212,7 @@ class Sampler:
             found = sorted(of_all_processes(own), key=lambda one: int(one.trajectory.group_id))
             batch = self.batch([*batch.sampled, *found])
             _stop_if_broken(batch.sampled)
+        self.tell_losses(batch.sampled, "step")
         return batch
 
     def batch(
@@ -224,6 +226,11 @@ class Sampler:
             kept = [one for one, differs in zip(kept, keep, strict=True) if differs]
         return RolloutBatch(sampled, kept, len(sampled) // self.config.rollout.samples, metrics)
 
+    def tell_losses(self, scored: Sequence[ScoredTrajectory], which: str) -> None:
+        """Say how many trajectories the machinery lost, and the first reason."""
+        if lost := [one.lost for one in scored if one.lost is not None]:
+            self.say(f"{len(lost)} of {len(scored)} trajectories of the {which} were lost: {lost[0]}")
+
     def validate(self, tasks: Sequence[Task]) -> dict[str, float]:
         """Mean reward, mean over tasks of the best of the samples, and rates of the memory; nothing without tasks."""
         if not tasks:
@@ -232,10 +239,11 @@ class Sampler:
         # Tasks stand in the order of the processes that answered them, which no mean looks at.
         scored = of_all_processes(self.groups(share_of(tasks), config.samples, judging=True))
         rewards = np.array([one.outcome for one in scored]).reshape(-1, config.samples)
+        self.tell_losses(scored, "validation")
         return {
             f"val/reward/mean@{config.samples}": float(rewards.mean()),
             f"val/reward/best@{config.samples}": float(rewards.max(axis=1).mean()),
-            "val/failed": sum(one.trajectory.error is not None for one in scored),
+            "val/failed": sum(one.trajectory.error is not None or one.lost is not None for one in scored),
             **{f"val/{name}": rate for name, rate in counters(f for one in scored for f in one.fates).items()},
             "timing_s/testing": time.perf_counter() - started,
         }

@@ -61,9 +61,17 @@ class Scorer:
         total = sum(reward.weight * value for reward, value in zip(rewards, values, strict=True))
         fates = () if failure or errors else watched.diagnosis.fates(correct=values[0] >= 1)
         by_name = dict(zip([reward.name for reward in rewards], values, strict=True)) if self.rewards else {}
-        broken = trajectory.error if failure and not is_own_fault(failure) else None
+        broken = breakdown_of(trajectory)
         finished = replace(trajectory, reward=total, failure=None)
         return ScoredTrajectory(finished, fates, errors[0] if errors else None, broken, by_name)
+
+
+def breakdown_of(trajectory: Trajectory) -> str | None:
+    """What the machinery around an episode did not do, even where its agent went on without; None if it did all."""
+    if trajectory.failure is not None:
+        return None if is_own_fault(trajectory.failure) else trajectory.error
+    failed = trajectory.counters.get("failed_calls", 0)
+    return f"{failed:g} calls of the model or an environment failed, and the agent went on without" if failed else None
 
 
 def reward_means(scored: Sequence[ScoredTrajectory]) -> dict[str, float]:

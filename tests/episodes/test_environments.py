@@ -1,13 +1,16 @@
 """Environments in an episode: each acts once, in its place, and one that hangs or dies is nobody's wrong answer."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from memjax.environments.environment import Step
 from memjax.episodes.acting import EnvironmentFailure
 from memjax.episodes.journal import Journal, read_lines
+from memjax.episodes.limits import Limits
 from memjax.episodes.run import is_own_fault
+from memjax.rollout.client import ClientError
 from tests.episodes.drive import drive, drive_with, scripted, task
 
 
@@ -194,6 +197,14 @@ class DeadAtOnce(Counter):
         raise OSError("no server")
 
 
+def gives(step):
+    class Giving(Counter):
+        async def step(self, action):
+            return step
+
+    return Giving
+
+
 class BadToClose(Counter):
     async def close(self):
         raise RuntimeError("already closed")
@@ -207,6 +218,10 @@ class BadToClose(Counter):
         (Odd, "the environment Odd gave 'text' for the action 'go', which is not a Step"),
         (NotAsync, "the environment NotAsync failed at the action 'go': TypeError: "),
         (DeadAtOnce, "the environment DeadAtOnce failed at its reset: OSError: no server"),
+        (gives(Step(None)), "the environment Giving gave Step(text=None"),
+        (gives(Step("x", float("nan"))), "the environment Giving gave Step(text='x', reward=nan"),
+        (gives(Step("x", "0.5")), "the environment Giving gave Step(text='x', reward='0.5'"),
+        (gives(Step("x", actions={1})), "the environment Giving gave Step(text='x', reward=0.0"),
     ],
 )
 async def test_an_environment_that_hangs_or_dies_is_told_and_is_not_the_agents_fault(kind, sentence):
@@ -226,6 +241,85 @@ async def test_an_environment_that_hangs_or_dies_is_told_and_is_not_the_agents_f
 async def test_what_closing_raises_spoils_no_answer():
     trajectory = await drive(counting(BadToClose(), 1), task(), scripted(say))
     assert (trajectory.answer, trajectory.error) == ("<at 0> made 1", None)
+
+
+async def test_an_action_is_a_text():
+    async def agent(task, episode):
+        await episode.reset(environment)
+        return (await episode.step(environment, None)).text
+
+    environment = Counter()
+    trajectory = await drive(agent, task(), scripted())
+    assert (trajectory.error, len(environment.told)) == ("an action is a str, got None", 1)
+
+
+async def test_an_episode_that_waits_for_its_environment_is_not_at_fault():
+    async def agent(task, episode):
+        environment = Hanging()
+        await episode.reset(environment)
+        return (await episode.step(environment, "go")).text
+
+    trajectory = await drive(agent, task(), scripted(), limits=Limits(episode_seconds=0.05))
+    assert "was waiting for scripted or an environment then" in trajectory.error
+    assert not is_own_fault(trajectory.failure)
+
+
+async def test_steps_side_by_side_are_taken_one_after_another_also_when_resumed(tmp_path):
+    class Slow(Counter):
+        async def step(self, action):
+            before = self.count
+            await asyncio.sleep(0.01)
+            assert self.count == before, "another step was taken in the meantime"
+            return await super().step(action)
+
+    def acting(environment, at):
+        async def agent(task, episode):
+            await episode.reset(environment)
+            await episode.step(environment, "a")
+            await episode.step(environment, "b")
+            if at == "break":
+                raise KeyError("broken off")
+            steps = await episode.gather(episode.step(environment, "c"), episode.step(environment, "d"))
+            return " ".join(step.text for step in steps)
+
+        return agent
+
+    await drive_with(tmp_path / "j", acting(Slow(), "break"), task(), scripted())
+    environment = Slow()
+    trajectory = await drive_with(tmp_path / "j", acting(environment, "end"), task(), scripted())
+    assert (trajectory.error, trajectory.answer) == (None, "c made 3 d made 4")
+    assert environment.told[1:] == ["a", "b", "c", "d"]
+
+
+async def test_a_step_after_others_were_gathered_credits_the_reply_that_it_is_given():
+    async def agent(task, episode):
+        environment = Counter()
+        await episode.reset(environment)
+        await episode.chat("before", max_tokens=40)
+        _, second = await episode.gather(episode.chat("one", max_tokens=40), episode.chat("two", max_tokens=40))
+        await episode.step(environment, "go")
+        assert episode.rewards == {}
+        await episode.step(environment, "go", reply=second)
+        assert episode.rewards == {second.key: 2.0}
+        return ""
+
+    assert (await drive(agent, task(), scripted(say))).error is None
+
+
+async def test_what_failed_is_counted_where_the_agent_goes_on_without():
+    async def agent(task, episode):
+        environment = Dying()
+        await episode.reset(environment)
+        for call in (episode.chat("hello", max_tokens=4), episode.step(environment, "go")):
+            with suppress(Exception):
+                await call
+        return "something"
+
+    def down(prompt, params):
+        raise ClientError("down")
+
+    trajectory = await drive(agent, task(), scripted(down))
+    assert (trajectory.error, trajectory.answer, trajectory.counters["failed_calls"]) == (None, "something", 2)
 
 
 async def test_an_environment_must_be_reset_first():

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memjax.agents.own import own_class
 from memjax.data.tasks import write_tasks
 from memjax.episodes.conversations import conversations_of
 from memjax.episodes.recorded import Recording
@@ -186,6 +187,50 @@ def test_what_the_engine_loses_is_tried_once_more(tmp_path: Path, pool: RewardPo
     assert unlucky == []
     assert [a.reward for a in batch.sampled] == [a.reward for a in undisturbed.sampled]
     assert batch_metrics(batch, 1.0)["rollout/lost"] == 0
+
+
+def test_what_is_lost_in_validation_is_tried_once_more_and_told(tmp_path: Path, pool: RewardPool) -> None:
+    one, said = sampler(tmp_path, pool, "easy", groups=1, text="x" * 64 * 3, memory=65), list[str]()
+    one.validate(one.source.first(1))
+    first = one.client.params[-1].seed
+    unlucky = [first]
+    judging = replace(
+        one, client=Unreliable(lambda seed: seed in unlucky and not unlucky.remove(seed)), say=said.append
+    )
+    metrics = judging.validate(one.source.first(1))
+    assert (metrics[f"val/reward/mean@{SAMPLES}"], metrics["val/failed"], said, unlucky) == (1, 0, [], [])
+
+    metrics = replace(judging, client=Unreliable(lambda seed: seed == first)).validate(one.source.first(1))
+    assert (metrics[f"val/reward/mean@{SAMPLES}"], metrics["val/failed"]) == (0.75, 1)
+    assert said == ["1 of 4 trajectories of the validation were lost: the engine was restarted"]
+
+
+def test_a_scorer_that_is_broken_in_validation_is_told(tmp_path: Path, pool: RewardPool) -> None:
+    said = list[str]()
+    one = sampler(tmp_path, pool, "easy", groups=1, metric="tests.train.odd_rewards:crashes")
+    metrics = replace(one, say=said.append).validate(one.source.first(1))
+    assert metrics["val/failed"] == 4
+    assert said[0].startswith(
+        "4 of 4 trajectories of the validation were lost: metric 'tests.train.odd_rewards:crashes'"
+    )
+
+
+def test_a_failure_that_the_agent_hides_is_no_wrong_answer(tmp_path: Path, pool: RewardPool) -> None:
+    (tmp_path / "hides.py").write_text(
+        "async def agent(task, episode):\n"
+        "    try:\n"
+        "        return (await episode.chat(task.question, max_tokens=64)).text\n"
+        "    except Exception:\n"
+        "        return 'sorry'\n"
+    )
+    one = sampler(tmp_path, pool, "easy", groups=1)
+    config = one.config.model_copy(update={"agent": own_class(f"{tmp_path}/hides.py:agent")()})
+    one = replace(one, config=config)
+    one.collect(0)
+    unlucky = one.client.params[0].seed
+    batch = replace(one, client=Unreliable(lambda seed: seed == unlucky)).collect(0)
+    (lost,) = [a for a in batch.sampled if a.lost]
+    assert (lost.trajectory.answer, len(batch.kept)) == ("sorry", SAMPLES - 1)
 
 
 def test_fifteen_right_answers_and_one_that_the_engine_lost_teach_nothing(tmp_path: Path, pool: RewardPool) -> None:
