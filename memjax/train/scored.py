@@ -49,7 +49,7 @@ class ScoredTrajectory:
 
     def score(self, min_reward: float) -> dict[str, Any]:
         """The fields of its score line in a journal, which says to keep it from an outcome of `min_reward` on."""
-        error = self.reward_error if self.trajectory.error is None else self.trajectory.error
+        error = self.lost if self.trajectory.error is None else self.trajectory.error
         fields: dict[str, Any] = {"reward": self.outcome, "kept": error is None and self.outcome >= min_reward}
         fields |= {"rewards": {**self.rewards}} if self.rewards else {}
         return fields if error is None else {**fields, "error": error}
