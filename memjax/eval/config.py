@@ -15,8 +15,8 @@ from memjax.episodes.limits import Limits
 from memjax.eval.suites import SUITES, Suite, suite_named
 
 _OF_AGENT = {"agent": "name", "layout": "layout", "prompts": "prompts", **{f"{name}_tokens": name for name in BUDGETS}}
-_SET = "agent_settings"  # the option --set
 """The options that are keys of the agent."""
+_SET = "agent_settings"  # the option --set
 
 _MISSING = {
     "suite": f"no suite was named: give one of {', '.join(SUITES)}",
