@@ -68,7 +68,7 @@ class _Scripted:
     async def complete(self, prompt: Prompt, params: SamplingParams) -> list[Completion]:
         """One reply; ValueError where it could not fit the window."""
         await asyncio.sleep(0)
-        tokens, said = len(self.tokenizer.render(prompt.messages)), self.say(prompt, params)
+        tokens, said = len(self.tokenizer.render(prompt.messages, tools=prompt.tools)), self.say(prompt, params)
         if self.window is not None and tokens + params.max_tokens > self.window:
             asked = f"a prompt of {tokens} tokens and a reply of up to {params.max_tokens}"
             raise ValueError(f"{asked} do not fit the window of {self.window}")
@@ -127,11 +127,12 @@ async def _trial(agent: Agent, task: Task, client: _Scripted, name: str, limits:
 
 
 def _call(turn: Turn, max_tokens: int, tokenizer: Counts) -> Call:
-    asked = [(m.role, m.text(tokenizer.decode)) for m in turn.prompt.messages]
-    digest = hashlib.sha256(repr((turn.key, turn.kind, asked)).encode()).hexdigest()
+    prompt = turn.prompt
+    asked = [(m.role, m.text(tokenizer.decode), m.tool_calls, m.tool_call_id, m.name) for m in prompt.messages]
+    digest = hashlib.sha256(repr((turn.key, turn.kind, asked, prompt.tools)).encode()).hexdigest()
     reads = turn.chunk.index if turn.chunk else None
-    prompt = turn.reply.completion.prompt_tokens
-    return Call(turn.kind, ".".join(map(str, turn.key)), prompt, max_tokens, reads, digest)
+    tokens = turn.reply.completion.prompt_tokens
+    return Call(turn.kind, ".".join(map(str, turn.key)), tokens, max_tokens, reads, digest)
 
 
 def _problems(trials: Sequence[Trial]) -> list[str]:

@@ -43,6 +43,7 @@ async def plain(task, episode):
 
 BAD = """
 from pydantic import BaseModel
+from memjax.rollout.client import Message, Prompt, ToolCall
 
 def not_async(task, episode): return ""
 async def one_argument(task): return ""
@@ -62,6 +63,17 @@ async def never_stops(task, episode):
         await episode.chat("more", max_tokens=4)
 async def odd_notes(task, episode): await episode.chat("x", max_tokens=4, notes={"time": object()})
 async def too_long(task, episode): await episode.chat("x" * 5000, max_tokens=4)
+def tool(about): return {"type": "function", "function": {"name": "look", "description": about, "parameters": {}}}
+async def many_words(task, episode):
+    return (await episode.chat(Prompt((Message("user", ("x",)),), tools=(tool("word " * 3000),)), max_tokens=4)).text
+async def other_tool(task, episode):
+    from random import random
+    return (await episode.chat(Prompt((Message("user", ("x",)),), tools=(tool(f"{random():.6f}"),)), max_tokens=4)).text
+async def other_call(task, episode):
+    from random import random
+    called = Message("assistant", (), (ToolCall("1", "look", {"at": f"{random():.6f}"}),))
+    messages = Message("user", ("x",)), called, Message("tool", ("y",), tool_call_id="1")
+    return (await episode.chat(Prompt(messages, tools=(tool("looks"),)), max_tokens=4)).text
 async def forgetful(task, episode):
     import random
     return (await episode.chat(str(random.random()), max_tokens=4)).text
@@ -229,6 +241,9 @@ def test_a_check_counts_what_was_asked(place):
         ("forgetful", "run again it asked something else in call 1 (turn), so it could not be resumed"),
         ("never_stops", "with short replies it failed: the agent made more than 256 calls"),
         ("too_long", "do not fit the window of 1000"),
+        ("many_words", "do not fit the window of 1000"),
+        ("other_tool", "run again it asked something else in call 1 (turn)"),
+        ("other_call", "run again it asked something else in call 1 (turn)"),
         ("raises", "it failed: KeyError"),
     ],
 )
