@@ -33,7 +33,7 @@ def load_own(name: str, what: str) -> Any:
         module = _file(Path(place).expanduser().absolute()) if place.endswith(".py") else importlib.import_module(place)
     except FileNotFoundError:
         raise ValueError(f"there is no file {place}, which should hold the {what} {attribute}") from None
-    except Exception as error:  # the boundary around a user's module: whatever it raises is told with its place
+    except (Exception, SystemExit) as error:  # the boundary around a user's module: whatever it raises is told
         raise ValueError(f"the {what} {name} could not be imported: {_told(error)}") from error
     found = module
     for part in attribute.split("."):
@@ -65,7 +65,7 @@ def _file(path: Path) -> ModuleType:
     return module
 
 
-def _told(error: Exception) -> str:
+def _told(error: Exception | SystemExit) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"there is no module {error.name} (looked in the current directory, {Path.cwd()}, and what is installed)"
     where = traceback.extract_tb(error.__traceback__)[-1]

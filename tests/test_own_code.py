@@ -34,12 +34,14 @@ def test_a_module_of_the_current_directory_is_found(here):
         ("mine.py:reed", "did you mean read"),
         ("mine.py:", "path/to/file.py:name"),
         ("broken.py:f", r"SyntaxError.*broken.py, line 2"),
+        ("exits.py:f", r"the agent exits.py:f could not be imported: SystemExit: 0 \(.*exits.py, line 2\)"),
         ("raises.py:f", r"ZeroDivisionError: division by zero \(.*raises.py, line 1\)"),
     ],
 )
 def test_what_cannot_be_loaded_is_told(here, name, said):
     (here / "mine.py").write_text("def read(): ...\n")
     (here / "broken.py").write_text("x = 1\ndef f(:\n")
+    (here / "exits.py").write_text("import sys\nsys.exit(0)\n")
     (here / "raises.py").write_text("1 / 0\n")
     with pytest.raises(ValueError, match=said):
         load_own(name, "agent")

@@ -85,10 +85,11 @@ class ActingIn:
 
         what = _shown(action)
         try:
-            step = await asyncio.wait_for(answer(), timeout)
+            async with asyncio.timeout(timeout):  # not wait_for: in a task of its own a SystemExit ends the loop
+                step = await answer()
         except TimeoutError:
             raise EnvironmentFailure(f"the environment {self.name} gave nothing for {what} in {timeout:g} s") from None
-        except Exception as error:  # the boundary to other people's code
+        except (Exception, SystemExit) as error:  # the boundary to other people's code
             told = f"{type(error).__name__}: {error}"
             raise EnvironmentFailure(f"the environment {self.name} failed at {what}: {told}") from error
         if fault := _fault_of(step):

@@ -345,7 +345,10 @@ class Episode:
             mark.task = asyncio.current_task()
             _MARK.set(mark)
             async with gate:
-                return await coroutine
+                try:
+                    return await coroutine
+                except SystemExit as raised:  # in a task of its own it would stop the event loop
+                    raise ValueError(f"the agent raised {raised!r}, which would end more than its episode") from raised
 
         tasks = [asyncio.ensure_future(run(coroutine, here.child())) for coroutine in coroutines]
         try:

@@ -91,6 +91,11 @@ async def run_episode(
             raise TypeError(f"the agent returned {type(answer).__name__}, not the answer as a str")
     except Exception as raised:  # the boundary of an episode: its failure is a result and must not end the others
         answer, failure = "", _unwrapped(raised)
+    except (SystemExit, asyncio.CancelledError) as raised:
+        running = asyncio.current_task()
+        if isinstance(raised, asyncio.CancelledError) and running and running.cancelling():
+            raise
+        failure = ValueError(f"the agent raised {raised!r}, which would end more than its episode")
     finally:
         episode.exit(token)
         await episode.leave()

@@ -182,6 +182,11 @@ class Dying(Counter):
         raise KeyError("lost")
 
 
+class Leaving(Counter):
+    async def step(self, action):
+        raise SystemExit(0)
+
+
 class Odd(Counter):
     async def step(self, action):
         return "text"
@@ -215,6 +220,7 @@ class BadToClose(Counter):
     [
         (Hanging, "the environment Hanging gave nothing for the action 'go' in 0.01 s"),
         (Dying, "the environment Dying failed at the action 'go': KeyError: 'lost'"),
+        (Leaving, "the environment Leaving failed at the action 'go': SystemExit: 0"),
         (Odd, "the environment Odd gave 'text' for the action 'go', which is not a Step"),
         (NotAsync, "the environment NotAsync failed at the action 'go': TypeError: "),
         (DeadAtOnce, "the environment DeadAtOnce failed at its reset: OSError: no server"),

@@ -69,6 +69,33 @@ async def test_a_timeout_of_the_agent_s_own_stays_its_own():
     assert isinstance(done.failure, TimeoutError)
 
 
+@pytest.mark.parametrize("raised", [SystemExit(0), asyncio.CancelledError()], ids=repr)
+@pytest.mark.parametrize("beside", [False, True])
+async def test_an_agent_that_would_end_the_process_or_its_task_ends_its_episode_only(raised, beside):
+    async def leaves(given, episode):
+        raise raised
+
+    async def agent(given, episode):
+        await (episode.gather(leaves(given, episode)) if beside else leaves(given, episode))
+
+    done = await drive(agent, task(), scripted())
+    assert done.error.startswith(f"the agent raised {raised!r}")
+    assert is_own_fault(done.failure)
+
+
+async def test_a_cancellation_that_was_asked_for_passes():
+    async def agent(given, episode):
+        await asyncio.Event().wait()
+
+    episode = asyncio.create_task(drive(agent, task(), scripted()))
+    await asyncio.sleep(0)
+    episode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await episode
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(drive(agent, task(), scripted()), 0.01)
+
+
 async def test_keys_of_calls_do_not_depend_on_the_bounds():
     async def agent(given, episode):
         return (await episode.chat("x", max_tokens=40)).text
