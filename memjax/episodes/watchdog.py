@@ -6,8 +6,8 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -17,7 +17,9 @@ PATIENCE = 10
 """Seconds without a turn of the loop before it is said."""
 
 _OURS = f"{Path(__file__).parents[1]}/"
-_told: set[str] = set()  # files of agents that were told
+_STDLIB = f"{Path(threading.__file__).parent}/"
+_told: set[str] = set()  # files that were told
+_watches: dict[asyncio.AbstractEventLoop, _Watch] = {}
 
 
 @contextmanager
@@ -25,48 +27,70 @@ def watched(file: str | None) -> Iterator[None]:
     """Watch the running event loop while an agent whose code is in `file` works; nothing for an agent of ours.
 
     The seconds are counted by a thread that sleeps one at a time, so a process that was suspended has not blocked. Only
-    a loop whose innermost code, libraries aside, is the agent's own counts: what this package does takes its time.
+    a loop whose innermost code, libraries aside, is the user's counts, in whatever file: what this package does takes
+    its time. All episodes of a loop share a thread.
     """
-    if file is None or file.startswith(_OURS) or file in _told:
+    if file is None or file.startswith(_OURS):
         yield
         return
-    done, turned = threading.Event(), threading.Event()
-    loop, thread = asyncio.get_running_loop(), threading.get_ident()
-
-    def turn() -> None:
-        turned.set()
-        beats[0] = loop.call_later(PATIENCE / 20, turn)
-
-    beats: list[asyncio.Handle] = [loop.call_soon(turn)]
-    threading.Thread(target=_watch, args=(file, thread, turned, done), daemon=True).start()
+    loop = asyncio.get_running_loop()
+    watch = _watches[loop] = _watches.get(loop) or _Watch(loop)
+    watch.files.add(file)
+    watch.episodes += 1
     try:
         yield
     finally:
-        done.set()
-        beats[0].cancel()
+        watch.episodes -= 1
+        if not watch.episodes:
+            del _watches[loop]
+            watch.end()
 
 
-def _watch(file: str, thread: int, turned: threading.Event, done: threading.Event) -> None:
-    blocked = 0
-    while not done.wait(PATIENCE / 10) and file not in _told:
-        line = None if turned.is_set() else _line_of(file, sys._current_frames().get(thread))
-        turned.clear()
-        blocked = blocked + 1 if line else 0
-        if line and blocked >= 10 and file not in _told:
-            _told.add(file)
-            log.warning(
-                "%s:%d has blocked for %d seconds, and every other episode with it: await an async library there, or "
-                "run it beside them with `await asyncio.to_thread(function, ...)`",
-                file,
-                line,
-                PATIENCE,
-            )
+class _Watch:
+    """Of one loop, for the episodes that run in it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.episodes, self.files = 0, set[str]()
+        self._loop, self._blocking = loop, threading.get_ident()
+        self._done, self._turned = threading.Event(), threading.Event()
+        thread = threading.Thread(target=self._look, daemon=True)
+        with suppress(RuntimeError):  # there may be no more threads: then nobody is told
+            thread.start()
+        self._turn()
+
+    def end(self) -> None:
+        """End the thread."""
+        self._done.set()
+        self._beat.cancel()
+
+    def _turn(self) -> None:
+        self._turned.set()
+        self._beat = self._loop.call_later(PATIENCE / 20, self._turn)
+
+    def _look(self) -> None:
+        blocked = 0
+        while not self._done.wait(PATIENCE / 10):
+            place = None if self._turned.is_set() else _place(self.files, sys._current_frames().get(self._blocking))
+            self._turned.clear()
+            blocked = blocked + 1 if place else 0
+            if place and blocked >= 10 and place[0] not in _told:
+                _told.add(place[0])
+                log.warning(
+                    "%s:%d has blocked for %d seconds, and every other episode with it: await an async library there, "
+                    "or run it beside them with `await asyncio.to_thread(function, ...)`",
+                    *place,
+                    PATIENCE,
+                )
 
 
-def _line_of(file: str, frame: FrameType | None) -> int | None:
-    """The line of the agent at which a thread stands; None where it is in code of ours, or not in the agent."""
+def _place(files: Collection[str], frame: FrameType | None) -> tuple[str, int] | None:
+    """The file and line of the user's at which a thread stands; None where it is in code of ours, or in none of those.
+
+    What is in `files` is the user's, even where it is installed.
+    """
     while frame is not None and not (name := frame.f_code.co_filename).startswith(_OURS):
-        if name == file:
-            return frame.f_lineno
+        is_library = name.startswith((_STDLIB, "<")) or "-packages/" in name  # site- or dist-
+        if name in files or not is_library:
+            return name, frame.f_lineno
         frame = frame.f_back
     return None

@@ -1,7 +1,9 @@
 """Episodes have bounds, and an agent that blocks the loop is told."""
 
 import asyncio
+import json
 import logging
+import threading
 import time
 from types import SimpleNamespace
 
@@ -141,15 +143,55 @@ OURS = f"{watchdog._OURS}tokenizer.py"
     ("files", "line"),
     [
         (["agent.py", OURS], 0),
-        (["/lib/requests.py", "agent.py", OURS], 1),
+        (["/v/site-packages/requests.py", "agent.py", OURS], 1),
+        ([json.__file__, "<frozen it>", "agent.py", OURS], 2),
+        (["/v/site-packages/agent.py", OURS], 0),  # an agent that is installed
+        (["environment.py", OURS, "agent.py", OURS], 0),
+        (["/v/site-packages/gym.py", "environment.py", OURS, "agent.py", OURS], 1),
         ([OURS, "agent.py", OURS], None),
-        (["/lib/regex.py", OURS, "agent.py", OURS], None),
-        (["/lib/asyncio.py"], None),
+        (["/v/site-packages/regex.py", OURS, "agent.py", OURS], None),
+        ([asyncio.__file__], None),
         ([], None),
     ],
 )
-def test_only_code_of_the_agent_counts_as_blocking(files, line):
-    assert watchdog._line_of("agent.py", stack(*files)) == line
+def test_only_code_of_the_user_counts_as_blocking(files, line):
+    found = watchdog._place({"agent.py", "/v/site-packages/agent.py"}, stack(*files))
+    assert found == (None if line is None else (files[line], line))
+
+
+async def test_the_episodes_of_a_loop_share_a_thread_that_ends_with_them(monkeypatch):
+    started = []
+
+    class Counted(threading.Thread):
+        def start(self):
+            started.append(self)
+            super().start()
+
+    monkeypatch.setattr(watchdog.threading, "Thread", Counted)
+
+    async def agent(given, episode):
+        await asyncio.sleep(0.01)
+        return f"{len(started)} {started[0].is_alive()}"
+
+    done = await asyncio.gather(*(drive(agent, task(), scripted()) for _ in range(50)))
+    assert {one.answer for one in done} == {"1 True"}
+    started[0].join(timeout=30)
+    assert not started[0].is_alive()
+    assert (await drive(agent, task(), scripted())).answer == "2 False"  # the first one of another watch
+
+
+async def test_where_no_thread_can_start_episodes_run_all_the_same(monkeypatch):
+    class NoMore(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(watchdog.threading, "Thread", NoMore)
+
+    async def agent(given, episode):
+        return "done"
+
+    assert (await drive(agent, task(), scripted())).answer == "done"
+    assert not watchdog._watches
 
 
 async def test_an_agent_of_ours_is_not_watched(monkeypatch):
