@@ -59,11 +59,12 @@ def load_config(
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise _config_error(error.errors()[0], cls) from None
+        raise config_error(error) from None
 
 
-def _config_error(error: Any, cls: type[BaseModel]) -> ConfigError:
-    """What one pydantic error says."""
+def config_error(invalid: ValidationError) -> ConfigError:
+    """What the first of the errors says, in a sentence."""
+    error: Any = invalid.errors()[0]
     key = ".".join(map(str, error["loc"]))
     if error["type"] == "value_error":  # raised by a validator of ours: a sentence, and the input may be everything
         return ConfigError(key, str(error["ctx"]["error"]))

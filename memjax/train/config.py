@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from memjax.agents.registry import DEFAULT, AnyAgent
-from memjax.config import flattened, load_config
+from memjax.config import config_error, flattened, load_config
 from memjax.data import arithmetic, tiny
 from memjax.data.arithmetic import ArithmeticTasks
 from memjax.data.tiny import POLICIES, TinyTasks
@@ -325,7 +325,12 @@ def refuse_other_run(before: Mapping[str, Any], now: TrainConfig) -> None:
     try:
         # Keys that did not exist when the run was started have their defaults.
         old, new = flattened(as_json(TrainConfig.model_validate(before))), flattened(as_json(now))
-    except ValidationError:
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "value_error":  # such as an agent whose file is not there
+            raise ValueError(
+                f"{now.out} holds a run whose config cannot be read: {config_error(error)}; undo what has changed, or "
+                "choose another directory with out=DIR"
+            ) from None
         raise ValueError(
             f"{now.out} holds a run of another version of memjax: choose another directory with out=DIR"
         ) from None

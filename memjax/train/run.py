@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jax
+from pydantic import ValidationError
 
 from memjax.checkpoint.store import TrainStore
+from memjax.config import config_error
 from memjax.tokenizer_files import read_json
 from memjax.train.config import TrainConfig, as_json, refuse_other_run
 from memjax.train.display import Silent, Watcher
@@ -51,11 +53,20 @@ class Position:
 
 
 def config_of(out: Path) -> TrainConfig:
-    """The config that a run was last started with, where its directory is now."""
+    """The config that a run was last started with, where its directory is now, and without code of the user's.
+
+    That may lie elsewhere by now, or be found from another directory only: the agent, the objective and what stages
+    learn from have their defaults. ValueError where it cannot be read.
+    """
     values = read_json(out / "config.json")
     if values is None:
         raise ValueError(f"{out} holds no run: give the directory that the run has as `out`")
-    return TrainConfig.model_validate({**values, "out": out})
+    stages = [stage | {"kind": "recall", "path": None} for stage in values.get("supervised", ())]
+    kept = {key: value for key, value in values.items() if key not in ("agent", "objective", "preset")}
+    try:
+        return TrainConfig.model_validate(kept | {"out": out, "supervised": stages})
+    except ValidationError as error:
+        raise ValueError(f"{out / 'config.json'} cannot be read: {config_error(error)}") from None
 
 
 class Run:

@@ -90,6 +90,25 @@ def test_the_exported_model_is_the_last_checkpoint_s(finished: FinishedRun) -> N
         assert np.array_equal(ours, theirs)
 
 
+def test_a_model_is_exported_where_the_code_of_its_run_is_not(finished: FinishedRun, tmp_path: Path) -> None:
+    out, target = tmp_path / "run", tmp_path / "model"
+    shutil.copytree(finished.config.out, out)
+    values = json.loads((out / "config.json").read_text())
+    values["agent"] = {"name": "elsewhere.py:reader"}
+    values["supervised"][0]["policies"] = {"elsewhere.py:script": 1.0}
+    values["rewards"] = [{"metric": "elsewhere.py:reward", "outcome": True}]
+    (out / "config.json").write_text(json.dumps(values))
+    done = CliRunner().invoke(app, ["export", str(out), str(target)])
+    assert done.exit_code == 0, done.output
+    assert "holds the model after step 5" in " ".join(done.output.split())
+    ours, theirs = load_model(target).params, load_model(finished.model).params
+    assert all(map(np.array_equal, jax.tree.leaves(ours), jax.tree.leaves(theirs)))
+    (out / "config.json").write_text(json.dumps(values | {"seed": "x"}))
+    done = CliRunner().invoke(app, ["export", str(out), str(target)])
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert "config.json cannot be read: seed: Input should be a valid integer" in done.output
+
+
 def test_a_report_has_a_table_for_each_stage(finished: FinishedRun, tmp_path: Path) -> None:
     assert [str(table.title).partition(":")[0] for table in report(finished.config.out)] == ["demos", "rl"]
     with pytest.raises(ValueError, match="holds no run"):

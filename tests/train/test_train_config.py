@@ -215,6 +215,13 @@ def test_a_run_of_another_version_is_refused_in_one_sentence() -> None:
         refuse_other_run(before, config)
 
 
+def test_a_run_whose_agent_has_moved_is_refused_by_its_file() -> None:
+    config = read_config(TINY)
+    before = as_json(config) | {"agent": {"name": "moved_away.py:reader"}}
+    with pytest.raises(ValueError, match=r"^runs/tiny holds .* agent: there is no file moved_away.py, .* out=DIR$"):
+        refuse_other_run(before, config)
+
+
 def test_the_agent_is_chosen_by_name() -> None:
     agent = {"name": "single", "question": 4, "answer": 6}
     config = read_config(TINY, [f"agent={agent}"])
