@@ -46,6 +46,15 @@ def load_own(name: str, what: str) -> Any:
     return found
 
 
+def hash_of(name: str) -> str | None:
+    """A hash of the file that holds what `name` means, which is not imported; None where there is no such file."""
+    place = name.rpartition(":")[0]
+    found = [Path(root, *place.split(".")).with_suffix(".py") for root in ("", *sys.path)]
+    if place.endswith(".py"):
+        found = [Path(place).expanduser()]
+    return next((hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in found if path.is_file()), None)
+
+
 @cache
 def _file(path: Path) -> ModuleType:
     if not path.is_file():

@@ -15,7 +15,7 @@ from memjax.data import arithmetic, tiny
 from memjax.data.arithmetic import ArithmeticTasks
 from memjax.data.tiny import POLICIES, TinyTasks
 from memjax.episodes.limits import Limits
-from memjax.own_code import is_own, load_own
+from memjax.own_code import hash_of, is_own, load_own
 from memjax.rewards import check_metric
 from memjax.train.optimizer_config import OptimizerConfig
 from memjax.train.packing import PackingConfig
@@ -340,6 +340,14 @@ def refuse_other_run(before: Mapping[str, Any], now: TrainConfig) -> None:
                 f"{now.out} holds a run with {key} = {old.get(key)!r}, not {new.get(key)!r}: "
                 "change it back to go on, or choose another directory with out=DIR"
             )
+
+
+def code_of(config: TrainConfig) -> dict[str, str]:
+    """Hashes of the files of the user's own that give the steps their meaning, and of the agent's prompts, by name."""
+    agent, rewards = config.agent, (config.data.metric, *(reward.metric for reward in config.rewards))
+    names = (agent.name, *rewards, *(policy for stage in config.supervised for policy in stage.policies))
+    hashes = {name: str(hash_of(name)) for name in names if name and is_own(name)}
+    return hashes | {agent.name: f"{hashes.get(agent.name)} {agent.prompt_hash}"}
 
 
 def as_json(config: TrainConfig) -> dict[str, Any]:

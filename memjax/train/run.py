@@ -1,6 +1,7 @@
 """A run's directory: its config, its position, its checkpoints and its log, so that it can go on wherever it stopped.
 
 config.json     what the run was started with
+code.json       hashes of the user's code that this names
 checkpoints/    the last states, and the best
 pending/        batches that were sampled ahead, one beside each checkpoint
 metrics.jsonl   a line for each step
@@ -23,7 +24,7 @@ from pydantic import ValidationError
 from memjax.checkpoint.store import TrainStore
 from memjax.config import config_error
 from memjax.tokenizer_files import read_json
-from memjax.train.config import TrainConfig, as_json, refuse_other_run
+from memjax.train.config import TrainConfig, as_json, code_of, refuse_other_run
 from memjax.train.display import Silent, Watcher
 from memjax.train.logs import Log, open_logs
 from memjax.train.step import TrainState
@@ -174,7 +175,15 @@ class Run:
         before = read_json(out / "config.json")
         if before is not None:
             refuse_other_run(before, self.config)
-        write_whole(out / "config.json", json.dumps(as_json(self.config), ensure_ascii=False, indent=2) + "\n")
+        code, known = code_of(self.config), read_json(out / "code.json") or {}
+        for name in code:
+            if known.get(name, code[name]) != code[name]:
+                self.watcher.say(
+                    f"the code or prompts of {name} have changed since this run was last started: it goes on with "
+                    "those of now, and has learned with the former"
+                )
+        for file, values in (("config.json", as_json(self.config)), ("code.json", code)):
+            write_whole(out / file, json.dumps(values, ensure_ascii=False, indent=2) + "\n")
 
     def _pending_path(self, total: int) -> Path:
         return self.config.out / "pending" / f"{total}.npz"

@@ -24,6 +24,7 @@ from memjax.train.config import as_json
 from memjax.train.loop import train
 from memjax.train.report import curve, report
 from memjax.train.rollouts import RolloutBatch, Sampler
+from memjax.train.run import Run
 from memjax.train.scored import ScoredTrajectory
 from tests.train.tiny_run import FinishedRun, Witness, tiny_run
 
@@ -107,6 +108,39 @@ def test_a_model_is_exported_where_the_code_of_its_run_is_not(finished: Finished
     done = CliRunner().invoke(app, ["export", str(out), str(target)])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
     assert "config.json cannot be read: seed: Input should be a valid integer" in done.output
+
+
+def test_a_run_that_goes_on_with_edited_code_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    texts = {
+        "worker.py": "async def agent(task, episode): ...\n",
+        "judges.py": "def first(prediction, answers): ...\n",
+        "judging.py": "def second(prediction, answers): ...\n",
+        "readers.py": "def script(task, rng): ...\n",
+    }
+    for name, text in texts.items():
+        Path(name).write_text(text)
+
+    def said() -> list[str]:
+        rewards = [{"metric": "judges.py:first", "outcome": True}, {"metric": "judging:second"}]
+        stage = {"name": "s", "kind": "demonstrations", "steps": 1, "policies": {"readers.py:script": 1.0}}
+        config = tiny_run(tmp_path / "run", agent="worker.py:agent", rewards=rewards, supervised=[stage])
+        with Run(config, witness := Witness(), threading.Event()):
+            return witness.said
+
+    assert said() == said() == []
+    for edited, of in (
+        (["worker.py"], ["worker.py:agent"]),
+        (["judging.py"], ["judging:second"]),
+        (["judges.py", "readers.py"], ["judges.py:first", "readers.py:script"]),
+    ):
+        for name in edited:
+            Path(name).write_text(texts[name] + "# edited\n")
+        assert [line.partition(" have changed")[0] for line in said()] == [
+            f"the code or prompts of {name}" for name in of
+        ]
+        assert said() == []
 
 
 def test_a_report_has_a_table_for_each_stage(finished: FinishedRun, tmp_path: Path) -> None:
