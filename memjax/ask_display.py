@@ -85,7 +85,8 @@ class AskDisplay:
             f"{self._replayed} of {_counted(calls, 'call')} replayed from the journal. " if self._replayed else ""
         )
         rate = "" if self._replayed else f", {tokens / max(seconds, 1e-9):.0f} tokens/s"
-        self._say(f"{replayed}{tokens} document tokens in {read}, {seconds:.1f} s{rate}.")
+        read = f"{tokens} document tokens in {read}" if tokens else _counted(calls, "call")
+        self._say(f"{replayed}{read}, {seconds:.1f} s{rate if tokens else ''}.")
         if left_out := int(sum(one.counters["truncated_tokens"] for one in trajectories)) // len(trajectories):
             self._say(f"{left_out} tokens in the middle of the text did not fit and were left out.")
         if any(not one.answer.strip() for one in trajectories):

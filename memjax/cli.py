@@ -453,6 +453,7 @@ def main() -> None:
 @contextmanager
 def errors_as_sentences(debug: bool) -> Iterator[None]:
     """Bad input ends with exit code 2, failure with 1, an interruption with 130; each in one sentence."""
+    from memjax.episodes.acting import EnvironmentFailure
     from memjax.rollout.client import ClientError
 
     try:
@@ -466,7 +467,7 @@ def errors_as_sentences(debug: bool) -> Iterator[None]:
     except Exception as error:  # the boundary to the person at the terminal
         if debug:
             raise
-        expected = isinstance(error, ValueError | ClientError | OSError)
+        expected = isinstance(error, ValueError | ClientError | EnvironmentFailure | OSError)
         said = str(error) if expected else f"{type(error).__name__}: {error} (an error of memjax; --debug shows where)"
         typer.echo(f"memjax: {said}", err=True)
         _print_notes(error)

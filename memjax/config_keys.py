@@ -44,6 +44,9 @@ def sections_of(cls: type[BaseModel], name: str = "", variant: str = "") -> Iter
         models = _models_of(field)
         key = f"{prefix}{field_name}"
         keys.append(Key(key, _type_of(field, bool(models)), _default_of(field, bool(models)), field.description or ""))
+        chooses = getattr(field.annotation, "model_fields", {}).get("name")
+        if chooses and models[0][0]:
+            keys.append(Key(f"{key}.name", _type_of(chooses, False), field.default.name, chooses.description or ""))
         below += [(model, f"{key}.N" if _is_list(field.annotation) else key, which) for which, model in models]
     yield Section(name, variant, " ".join((cls.__doc__ or "").split("\n\n")[0].split()), keys)
     for model, place, which in below:

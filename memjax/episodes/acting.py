@@ -65,8 +65,8 @@ class ActingIn:
             found = await self._told(before, timeout)
             if differing := _difference(expected, found):
                 raise EnvironmentFailure(
-                    f"the environment {self.name} cannot be resumed: repeated, {_shown(before)} gave {differing}; use "
-                    "another journal, and give the environment `repeatable = False` if this is its nature"
+                    f"the environment {self.name} cannot be resumed: repeated, {_shown(before)} gave {differing}; "
+                    "start over (--fresh), and give the environment `repeatable = False` if this is its nature"
                 )
         return await self._told(action, timeout)
 

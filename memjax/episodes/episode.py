@@ -187,7 +187,7 @@ class Episode:
         `temperature` than the episode's, which the learner divides by. Raises ValueError for a prompt that does not
         fit, for a `key` used twice and for too many calls, ClientError where the model could not be reached or failed.
         """
-        _check_notes(notes)
+        _check_json(notes, "the notes of a call")
         key = self._take_key(key)
         prompt = self._with_own_replies(_as_prompt(prompt))
         seed = derive_seed(self._seed, *key) >> 1  # services take signed 32-bit seeds
@@ -273,6 +273,7 @@ class Episode:
         if found is None:
             value = function(*args)
             found = (await value if asyncio.iscoroutine(value) else value,)
+            _check_json(found[0], f"the value of {name}")
             replayed = False
         else:
             replayed = True
@@ -556,17 +557,21 @@ def _canonical(text: str) -> str:
         return text
 
 
-def _check_notes(notes: Mapping[str, Any] | None) -> None:
+def _check_json(value: Any, what: str) -> None:
     try:
-        json.dumps(notes)
+        json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"the notes of a call are kept as JSON, which they are not ({error}): {notes!r:.200}"
-        ) from None
+        raise ValueError(f"the journal keeps {what} as JSON, which {value!r:.200} is not ({error})") from None
 
 
 def _as_prompt(prompt: Prompt | Sequence[Message] | str) -> Prompt:
     if isinstance(prompt, Prompt):
         return prompt
     messages = (Message("user", (prompt,)),) if isinstance(prompt, str) else tuple(prompt)
+    for message in messages:
+        if not isinstance(message, Message):
+            raise ValueError(
+                f"a prompt is a str, a Prompt or a list of Message, not of {type(message).__name__}: write "
+                'Message("user", ("text",)) of memjax.rollout.client, or use episode.openai(), which takes dicts'
+            )
     return Prompt(messages)

@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import inspect
 import random
+import sysconfig
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,14 @@ from memjax.trajectory import SamplingParams, Task, Trajectory
 
 Agent = Callable[[Task, Episode], Awaitable[str]]
 """An async function of a task and its episode that returns the answer."""
+
+
+_OURS = str(Path(__file__).parents[1])
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+class AgentError(ValueError):
+    """What an agent's code raised by itself; the message says where, the cause is what it was."""
 
 
 @runtime_checkable
@@ -88,14 +98,15 @@ async def run_episode(
         with watched(_file_of(agent)):
             answer = await _within(limits.episode_seconds, agent, task, episode)
         if not isinstance(answer, str):
-            raise TypeError(f"the agent returned {type(answer).__name__}, not the answer as a str")
+            raise ValueError(f"the agent returned {type(answer).__name__}, not the answer as a str")
     except Exception as raised:  # the boundary of an episode: its failure is a result and must not end the others
-        answer, failure = "", _unwrapped(raised)
+        answer, failure = "", _placed(_unwrapped(raised))
     except (SystemExit, asyncio.CancelledError) as raised:
         running = asyncio.current_task()
         if isinstance(raised, asyncio.CancelledError) and running and running.cancelling():
             raise
-        failure = ValueError(f"the agent raised {raised!r}, which would end more than its episode")
+        left = ValueError(f"the agent raised {raised!r}, which would end more than its episode")
+        failure = _placed(left.with_traceback(raised.__traceback__))
     finally:
         episode.exit(token)
         await episode.leave()
@@ -226,6 +237,21 @@ def _unwrapped(failure: Exception) -> Exception:
     while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
         failure = failure.exceptions[0]
     return failure
+
+
+def _placed(failure: Exception) -> Exception:
+    """The failure; as an AgentError, which says where, if it was raised in code that is neither ours nor installed."""
+    place = None
+    for frame in traceback.extract_tb(failure.__traceback__):
+        if frame.filename.startswith(_OURS):
+            place = None  # what was called there complains of what it was given
+        elif not frame.filename.startswith(_INSTALLED):
+            place = f"{frame.filename}, line {frame.lineno}"
+    if place is None or isinstance(failure, (*_MACHINERY, ExceptionGroup)):
+        return failure
+    error = AgentError(f"{_told(failure)} ({place})")
+    error.__cause__ = failure
+    return error
 
 
 def _told(failure: Exception) -> str:

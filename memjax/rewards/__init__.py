@@ -83,8 +83,10 @@ def score(metric: str, prediction: str, answers: Sequence[str]) -> float:
 def own_metric(name: str) -> Metric:
     """The metric that a function of the user's is. ValueError, in a sentence, where it cannot be called as one."""
     function = load_own(name, "reward")
-    if not callable(function) or inspect.iscoroutinefunction(function):
-        raise ValueError(f"the reward {name} must be a plain function, got {function!r}")
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"the reward {name} is async: write def, not async def")
+    if not callable(function):
+        raise ValueError(f"the reward {name} must be a function, got {function!r:.80}")
     reads: Reads = getattr(function, "reads", "answer")
     if reads not in get_args(Reads):
         raise ValueError(f"the reward {name} reads {reads!r}: it must be one of {', '.join(get_args(Reads))}")

@@ -99,7 +99,7 @@ class ScoringPool(ABC):
             return None
         score = self.score(Item.of(metric, _made_up(task)))
         if score.error is not None and not score.raised:
-            raise ValueError(f"{score.error}; every reward is tried on a made-up answer before anything is loaded")
+            raise ValueError(f"{score.error} (tried on a made-up answer)")
         return score.error and f"{score.error}, on a made-up answer; if it does so on real ones, they count for nothing"
 
     def __enter__(self) -> Self:

@@ -15,9 +15,10 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from memjax.episodes.acting import EnvironmentFailure
 from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, Journal, JournalError, Line
-from memjax.episodes.run import run_episode
+from memjax.episodes.run import AgentError, run_episode
 from memjax.rollout.client import ClientError
 from memjax.rollout.identity import ModelIdentity
 from memjax.serve.backend import Backend
@@ -161,7 +162,10 @@ class MemoryReader:
                 await self._drive(record)
                 record = self.store.update(record, partial(_done_if_read, documents=record.documents), hold=True)
             return
-        except (ValueError, ClientError, ApiError, OSError) as error:
+        except AgentError as error:  # whose place is nothing for a client
+            log.exception("run %s failed in its agent", record.id)
+            failure = f"the agent failed ({type(error.__cause__).__name__}), which the server has logged"
+        except (ValueError, ClientError, ApiError, EnvironmentFailure, OSError) as error:
             failure = str(error)
         except Exception as error:  # the boundary of a run: it must not end in silence
             log.exception("run %s failed", record.id)

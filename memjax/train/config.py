@@ -291,7 +291,7 @@ class TrainConfig(_Part):
         names = [reward.name for reward in self.rewards]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two of rewards are called {twice}: give it once, or give the functions other names")
-        if self.rewards and (outcomes := sum(reward.outcome for reward in self.rewards)) != 1:
+        if len(self.rewards) > 1 and (outcomes := sum(reward.outcome for reward in self.rewards)) != 1:
             raise ValueError(f"exactly one of rewards must have outcome: true, got {outcomes} of {len(names)}")
         if (best := self.checkpoint.best) is not None and best not in (known := self.validation.metrics()):
             raise ValueError(f"checkpoint.best is {best!r}, but validation measures {' and '.join(known) or 'nothing'}")

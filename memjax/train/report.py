@@ -20,6 +20,9 @@ _CURVES = (
     "actor/pg_clipfrac",
     "actor/grad_norm",
     "rollout/groups_dropped",
+    "rollout/failed",
+    "rollout/lost",
+    "rollout/broken_conversations",
     "training/rollout_logprobs_diff_max",
     "timing_s/step",
 )
@@ -36,7 +39,7 @@ def report(run: Path) -> list[Table]:
 def _stage_table(stage: str, rows: Sequence[dict]) -> Table:
     rows = [row for row in rows if row["stage"] == stage]
     found = {name for row in rows for name in row}
-    names = [*sorted(name for name in found if name.startswith("val/reward")), *_CURVES]
+    names = [*sorted(name for name in found if name.startswith(("val/reward", "reward/"))), *_CURVES]
     table = Table(title=f"{stage}: {len(rows)} lines up to step {rows[-1]['step']}")
     for heading in ("metric", "first", "last", "lowest", "highest", "over the steps"):
         table.add_column(heading, no_wrap=True)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -110,6 +110,7 @@ class Sampler:
     pool: RewardPool
     source: TaskSource
     say: Callable[[str], None] = lambda message: None
+    _said: set[str] = field(default_factory=set)  # reasons
 
     def check(self) -> None:
         """ValueError, before anything is sampled, where the tasks or the window cannot serve a batch."""
@@ -212,7 +213,7 @@ class Sampler:
             found = sorted(of_all_processes(own), key=lambda one: int(one.trajectory.group_id))
             batch = self.batch([*batch.sampled, *found])
             _stop_if_broken(batch.sampled)
-        self.tell_losses(batch.sampled, "step")
+        self._tell_failures(batch.sampled, "step")
         return batch
 
     def batch(
@@ -226,10 +227,14 @@ class Sampler:
             kept = [one for one, differs in zip(kept, keep, strict=True) if differs]
         return RolloutBatch(sampled, kept, len(sampled) // self.config.rollout.samples, metrics)
 
-    def tell_losses(self, scored: Sequence[ScoredTrajectory], which: str) -> None:
-        """Say how many trajectories the machinery lost, and the first reason."""
-        if lost := [one.lost for one in scored if one.lost is not None]:
-            self.say(f"{len(lost)} of {len(scored)} trajectories of the {which} were lost: {lost[0]}")
+    def _tell_failures(self, scored: Sequence[ScoredTrajectory], which: str) -> None:
+        """Say how many trajectories the machinery lost, and how many failed, with the first reason that is new."""
+        lost = [one.lost for one in scored if one.lost is not None]
+        failed = [one.trajectory.error for one in scored if one.trajectory.error and one.lost is None]
+        for reasons, what in ((lost, "were lost"), (failed, "failed")):
+            if new := [reason for reason in reasons if reason not in self._said]:
+                self.say(f"{len(reasons)} of {len(scored)} trajectories of the {which} {what}: {new[0]}")
+                self._said.update(reasons)
 
     def validate(self, tasks: Sequence[Task]) -> dict[str, float]:
         """Mean reward, mean over tasks of the best of the samples, and rates of the memory; nothing without tasks."""
@@ -239,7 +244,7 @@ class Sampler:
         # Tasks stand in the order of the processes that answered them, which no mean looks at.
         scored = of_all_processes(self.groups(share_of(tasks), config.samples, judging=True))
         rewards = np.array([one.outcome for one in scored]).reshape(-1, config.samples)
-        self.tell_losses(scored, "validation")
+        self._tell_failures(scored, "validation")
         return {
             f"val/reward/mean@{config.samples}": float(rewards.mean()),
             f"val/reward/best@{config.samples}": float(rewards.max(axis=1).mean()),

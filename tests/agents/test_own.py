@@ -146,10 +146,10 @@ def test_what_is_no_agent_or_no_key_is_refused_in_a_sentence(place, overrides, s
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("no_text", "TypeError: the agent returned int, not the answer as a str"),
+        ("no_text", "the agent returned int, not the answer as a str"),
         ("raises", "KeyError: 'missing'"),
         ("never_stops", "the agent made more than 256 calls"),
-        ("odd_notes", "the notes of a call are kept as JSON"),
+        ("odd_notes", "the journal keeps the notes of a call as JSON"),
         ("too_long", "more than the window of 1000"),
     ],
 )

@@ -108,8 +108,8 @@ async def test_an_environment_that_answers_differently_ends_the_episode(tmp_path
     await broken_off(tmp_path / "j", 2)
     resumed = await drive_with(tmp_path / "j", counting(Counter(start=5)), task(), scripted(say))
     assert resumed.error == (
-        "the environment Counter cannot be resumed: repeated, its reset gave the text 'at 5' instead of 'at 0'; use "
-        "another journal, and give the environment `repeatable = False` if this is its nature"
+        "the environment Counter cannot be resumed: repeated, its reset gave the text 'at 5' instead of 'at 0'; start "
+        "over (--fresh), and give the environment `repeatable = False` if this is its nature"
     )
     assert not is_own_fault(resumed.failure)
 

@@ -253,7 +253,7 @@ async def test_whatever_an_agent_raises_is_its_result_and_cancelling_is_not():
     async def waits(given, episode):
         await asyncio.sleep(60)
 
-    assert (await drive(wrong, task(), scripted())).error == "ZeroDivisionError: division by zero"
+    assert (await drive(wrong, task(), scripted())).error.startswith("ZeroDivisionError: division by zero (/")
     assert "returned int" in (await drive(number, task(), scripted())).error
     running = asyncio.ensure_future(drive(waits, task(), scripted()))
     await asyncio.sleep(0)
@@ -363,3 +363,15 @@ async def test_a_reward_of_a_turn_must_be_a_number(value):
         return ""
 
     assert "a reward must be a finite number" in (await drive(agent, task(), scripted())).error
+
+
+async def test_what_is_no_prompt_and_what_is_no_json_value_is_told():
+    async def dicts(task, episode):
+        return (await episode.chat([{"role": "user", "content": "hello"}], max_tokens=4)).text
+
+    async def sets(task, episode):
+        return await episode.call("search", lambda: {1, 2})
+
+    assert 'write Message("user", ("text",))' in (await drive(dicts, task(), scripted())).error
+    told = (await drive(sets, task(), scripted())).error
+    assert told.startswith("the journal keeps the value of search as JSON, which {1, 2} is not")

@@ -120,8 +120,8 @@ REFUSED = {
     "nowhere:f": "there is no module nowhere",
     "absent.py:f": "there is no file absent.py",
     f"{OWN}:by_lenght": "did you mean by_length?",
-    f"{OWN}:number": "must be a plain function, got 7",
-    f"{OWN}:later": "must be a plain function",
+    f"{OWN}:number": "must be a function, got 7",
+    f"{OWN}:later": "is async: write def, not async def",
     f"{OWN}:one_argument": "takes (prediction), but it reads the answer, so it is called with (prediction, answers)",
     f"{OWN}:nothing": "gave None, which is not a finite number",
     f"{OWN}:not_a_number": "gave nan, which is not a finite number",
@@ -158,7 +158,7 @@ def test_rewards_that_work_pass_and_are_tried_on_the_tasks_they_will_see(
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        ([{"metric": "em"}], "exactly one of rewards must have outcome: true, got 0 of 1"),
+        ([{"metric": "em"}, {"metric": "f1"}], "exactly one of rewards must have outcome: true, got 0 of 2"),
         ([{"outcome": True}, {"metric": "f1", "outcome": True}], "got 2 of 2"),
         ([{"metric": "em", "outcome": True}, {"metric": "em"}], "two of rewards are called em"),
         ([{"metric": "emm", "outcome": True}], "there is no metric 'emm'; did you mean 'em'"),
