@@ -30,6 +30,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
 }
+# Arguments that change no reply.
+_IGNORED = (
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("timeout", "extra_headers", "extra_query", "stream_options"),
+)
 _ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -151,7 +156,7 @@ class _Completions:
         as the learner takes its probabilities at the run's. ValueError names any other argument that is not honoured.
         """
         for name, value in others.items():
-            if not _is_absent(value) and value not in _NEUTRAL.get(name, ()):
+            if not _is_absent(value) and name not in _IGNORED and value not in _NEUTRAL.get(name, ()):
                 raise ValueError(f"episode.openai() does not support {name}={value!r}: leave it out")
         given = [n for n in (max_completion_tokens, max_tokens) if n is not None and not _is_absent(n)]
         stops = () if _is_absent(stop) or stop is None else (stop,) if isinstance(stop, str) else tuple(stop)

@@ -211,6 +211,7 @@ async def test_what_is_not_supported_is_refused_by_name(arguments):
 
 async def test_what_changes_nothing_is_taken():
     neutral = {"stream": False, "n": 1, "top_p": 1.0, "tool_choice": "auto", "user": None, "logprobs": openai.omit}
+    neutral |= {"timeout": 30, "user": "me", "store": False, "metadata": {}, "extra_headers": {"x": "y"}}
     assert (await asked("a", **neutral))[2].error is None
 
 
