@@ -13,6 +13,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+OURS = f"{Path(__file__).parent}/"
+"""What the names of memjax's own files begin with."""
+
+_STDLIB = f"{Path(difflib.__file__).parent}/"
+
+
+def is_library(file: str) -> bool:
+    """Whether a frame's file is Python's or an installed package's."""
+    return file.startswith((_STDLIB, "<")) or "-packages/" in file  # site- or dist-
+
 
 def is_own(name: str) -> bool:
     """Whether a name means code of the user's."""

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import inspect
 import random
-import sysconfig
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,15 +25,12 @@ from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, JournalError
 from memjax.episodes.limits import Limits
 from memjax.episodes.watchdog import watched
+from memjax.own_code import OURS, is_library
 from memjax.rollout.client import Client, ClientError
 from memjax.trajectory import SamplingParams, Task, Trajectory
 
 Agent = Callable[[Task, Episode], Awaitable[str]]
 """An async function of a task and its episode that returns the answer."""
-
-
-_OURS = str(Path(__file__).parents[1])
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class AgentError(ValueError):
@@ -243,9 +239,9 @@ def _placed(failure: Exception) -> Exception:
     """The failure; as an AgentError, which says where, if it was raised in code that is neither ours nor installed."""
     place = None
     for frame in traceback.extract_tb(failure.__traceback__):
-        if frame.filename.startswith(_OURS):
+        if frame.filename.startswith(OURS):
             place = None  # what was called there complains of what it was given
-        elif not frame.filename.startswith(_INSTALLED):
+        elif not is_library(frame.filename):
             place = f"{frame.filename}, line {frame.lineno}"
     if place is None or isinstance(failure, (*_MACHINERY, ExceptionGroup)):
         return failure

@@ -8,16 +8,15 @@ import sys
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
+
+from memjax.own_code import OURS, is_library
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 10
 """Seconds without a turn of the loop before it is said."""
 
-_OURS = f"{Path(__file__).parents[1]}/"
-_STDLIB = f"{Path(threading.__file__).parent}/"
 _told: set[str] = set()  # files that were told
 _watches: dict[asyncio.AbstractEventLoop, _Watch] = {}
 
@@ -30,7 +29,7 @@ def watched(file: str | None) -> Iterator[None]:
     a loop whose innermost code, libraries aside, is the user's counts, in whatever file: what this package does takes
     its time. All episodes of a loop share a thread.
     """
-    if file is None or file.startswith(_OURS):
+    if file is None or file.startswith(OURS):
         yield
         return
     loop = asyncio.get_running_loop()
@@ -88,9 +87,8 @@ def _place(files: Collection[str], frame: FrameType | None) -> tuple[str, int] |
 
     What is in `files` is the user's, even where it is installed.
     """
-    while frame is not None and not (name := frame.f_code.co_filename).startswith(_OURS):
-        is_library = name.startswith((_STDLIB, "<")) or "-packages/" in name  # site- or dist-
-        if name in files or not is_library:
+    while frame is not None and not (name := frame.f_code.co_filename).startswith(OURS):
+        if name in files or not is_library(name):
             return name, frame.f_lineno
         frame = frame.f_back
     return None

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from memjax import own_code
 from memjax.episodes import watchdog
 from memjax.episodes.limits import Limits
 from memjax.episodes.run import is_own_fault
@@ -136,7 +137,7 @@ def stack(*files):
     return frame
 
 
-OURS = f"{watchdog._OURS}tokenizer.py"
+OURS = f"{own_code.OURS}tokenizer.py"
 
 
 @pytest.mark.parametrize(
