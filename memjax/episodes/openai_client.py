@@ -30,6 +30,18 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
 }
+# Arguments that change no reply, whatever they say.
+_WITHOUT_EFFECT = {
+    "timeout",
+    "user",
+    "extra_headers",
+    "extra_query",
+    "store",
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+}
 _ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -151,6 +163,8 @@ class _Completions:
         as the learner takes its probabilities at the run's. ValueError names any other argument that is not honoured.
         """
         for name, value in others.items():
+            if name in _WITHOUT_EFFECT:
+                continue
             if not _is_absent(value) and value not in _NEUTRAL.get(name, ()):
                 raise ValueError(f"episode.openai() does not support {name}={value!r}: leave it out")
         given = [n for n in (max_completion_tokens, max_tokens) if n is not None and not _is_absent(n)]
