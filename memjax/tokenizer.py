@@ -6,6 +6,7 @@ import codecs
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -113,7 +114,11 @@ class Tokenizer:
         return self._chat_template is not None
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without any control token."""
+        """The ids of `text`, without any control token. ValueError for half of a surrogate pair."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a text holds {text[error.start]!r}, half of a Unicode surrogate pair") from None
         return self._plain.encode(text, add_special_tokens=False).ids
 
     def encode_reply(self, text: str) -> list[int]:
@@ -309,24 +314,24 @@ class Tokenizer:
         chat = [_for_template(message, mark, said) for message, mark in zip(messages, marks, strict=True)]
         shown = [said.hide_in(tool) for tool in tools]
         text = self._render_template(chat, shown, generation_prompt)
-        for message, mark in zip(messages, marks, strict=True):
-            if mark and (times := text.count(mark)) != 1:
+        found = [int(number) for number in _MARK.findall(text)]
+        counted = Counter(found)
+        for i, (message, mark) in enumerate(zip(messages, marks, strict=True)):
+            if mark and (times := counted[i]) != 1:
                 raise ValueError(
                     f"the chat template of {self.source} writes the content of a {message.role} message {times} times; "
                     "it must write every content once, unchanged"
                 )
         called = [call["function"]["name"] for message in chat for call in message.get("tool_calls", ())]
-        if any(name not in text for name in called):
+        if not set(called) <= {hidden[0] for hidden in _HIDDEN.finditer(text)}:
             raise ValueError(
                 f"the chat template of {self.source} does not write tool calls: use a model that knows them"
             )
         if tools and text == self._render_template(chat, [], generation_prompt):
             raise ValueError(f"the chat template of {self.source} ignores tools: use a model that knows them")
-        marks = [mark for mark in marks if mark]
-        positions = [text.index(mark) for mark in marks]
-        if positions != sorted(positions):
+        if found != sorted(found):
             raise ValueError(f"the chat template of {self.source} changes the order of the messages")
-        return re.split("|".join(map(re.escape, marks)), text)
+        return _MARK.split(text)[::2]
 
     def _render_template(
         self, chat: list[dict[str, Any]], tools: list[Mapping[str, Any]], generation_prompt: bool
@@ -382,6 +387,7 @@ class _SaidText:
         return _HIDDEN.sub(lambda found: self._hidden[int(found[1])], text)
 
 
+_MARK = re.compile(r"\[\[content of message (\d+)\]\]")
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _MARK_START = re.compile(rf"\[\[|{_OPEN}")
 _HIDDEN = re.compile(rf"{_OPEN}(\d+){_CLOSE}")

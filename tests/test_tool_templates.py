@@ -180,3 +180,25 @@ def test_a_written_reply_has_the_ids_that_a_model_would_sample(qwen: Tokenizer) 
     call = '<tool_call>\n{"name": "f"}\n</tool_call><|im_end|>'
     assert qwen.encode_reply(call) == [151657, *qwen.encode('\n{"name": "f"}\n'), 151658, *qwen.encode("<|im_end|>")]
     assert qwen.decode(qwen.encode_reply(call)) == call
+
+
+def test_a_conversation_of_very_many_messages_and_calls_is_rendered(tmp_path: Path) -> None:
+    write_tiny_tokenizer(tmp_path)
+    settings_of = read_json(tmp_path / "tokenizer_config.json")
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
+    )
+    write_json(tmp_path / "tokenizer_config.json", settings_of | {"chat_template": template + "{% endfor %}"})
+    tiny = Tokenizer.load(tmp_path)
+    calls = tuple(ToolCall(str(i), "f", "{}") for i in range(30_000))
+    messages = [Message("user", ("a",))] * 30_000
+    ids = tiny.render([*messages, Message("assistant", (), calls), Message("user", ("b",))])
+    assert tiny.decode(ids) == "a" * 30_000 + "f" * 30_000 + "b"
+
+
+def test_half_a_surrogate_pair_is_refused(qwen: Tokenizer) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "\ud800"}}
+    call = Message("assistant", (), (ToolCall("1", "f", '{"a": "\\ud800"}'),))
+    for messages, tools in (([Message("user", ("a",))], [tool]), ([call, Message("user", ("a",))], [])):
+        with pytest.raises(ValueError, match=r"half of a Unicode surrogate pair"):
+            qwen.render(messages, tools=tools)

@@ -28,6 +28,7 @@ _TOKEN = re.compile(r"\s*(\d+\.?\d*|\.\d+|\*\*|//|[-+*/%()])")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", "·": "*"})
 _LONGEST = 200  # characters
+_NESTED_MOST = 40  # parentheses, signs and powers within one another
 _MOST_BITS = 512  # of a numerator or denominator
 _TOO_LARGE = "a number becomes too large"
 _DIGITS = 12  # shown of a number that is not whole
@@ -71,6 +72,7 @@ class _Parser:
             raise ValueError(f"the expression has {len(expression)} characters, more than {_LONGEST}")
         self._text = _THOUSANDS.sub("", expression.translate(_SIGNS))
         self._at = 0
+        self._depth = 0
 
     def value(self) -> Fraction:
         found = self._sum()
@@ -93,9 +95,13 @@ class _Parser:
         return found
 
     def _signed(self) -> Fraction:
-        if (sign := self._take("+-")) is None:
-            return self._power()
-        return -self._signed() if sign == "-" else self._signed()
+        if self._depth == _NESTED_MOST:
+            raise ValueError(f"more than {_NESTED_MOST} parentheses, signs and powers stand within one another")
+        self._depth += 1
+        sign = self._take("+-")
+        found = self._power() if sign is None else self._signed()
+        self._depth -= 1
+        return -found if sign == "-" else found
 
     def _power(self) -> Fraction:
         base = self._operand()

@@ -12,13 +12,14 @@ from typing import Any
 from memjax.rollout.client import ToolCall
 
 CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
-_STRING = r'"(?:[^"\\]|\\.)*"|' r"'(?:[^'\\]|\\.)*'"
+_STRING = r'"(?:[^"\\]|\\.)*"?|' r"'(?:[^'\\]|\\.)*'?"  # one that is not closed ends with the text: no second try
 _BRACKETS = re.compile(rf"{_STRING}|[{{}}\[\]]", re.DOTALL)
 _JSON_WORDS = {"true": "True", "false": "False", "null": "None"}
 _TOKENS = re.compile(rf"{_STRING}|\b(?:{'|'.join(_JSON_WORDS)})\b", re.DOTALL)
 _ESCAPES = re.compile(r"\\(.)|\n|\r", re.DOTALL)
 _FENCE = re.compile(r"\s*(?:```\w*\s*)?")
 _NESTED_MOST = 50  # brackets in brackets
+_CALLS_MOST = 128  # marks in a reply: each may be read up to its end
 _UNREADABLE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, OverflowError)
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
@@ -98,7 +99,9 @@ def _marked(text: str) -> tuple[Iterator[Any], str]:
 
     def values() -> Iterator[Any]:
         at = text.find(CALL_BEGIN)
-        while at >= 0:
+        for _ in range(_CALLS_MOST):
+            if at < 0:
+                return
             start = at + len(CALL_BEGIN)
             try:
                 value, end = _value_at(text, start)
@@ -107,6 +110,8 @@ def _marked(text: str) -> tuple[Iterator[Any], str]:
                 end = start
                 yield text[start:].partition(CALL_BEGIN)[0].partition(CALL_END)[0].strip()
             at = text.find(CALL_BEGIN, end)
+        if at >= 0:
+            yield f"{text[at : at + 40]} (after {_CALLS_MOST} others)"
 
     return values(), text[: text.index(CALL_BEGIN)]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from memjax.trajectory import SamplingParams
 
@@ -13,6 +14,7 @@ MAX_PROMPTS = 64
 MAX_QUESTIONS = 32
 MAX_FILES = 100
 MAX_TOOLS = 128
+MAX_CALLS = 128
 _COLDEST = 1e-4
 
 Stop = str | Annotated[list[str], Field(max_length=16)]
@@ -111,7 +113,7 @@ class ChatMessage(Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
-    tool_calls: list[CalledTool] | None = None
+    tool_calls: list[CalledTool] | None = Field(None, max_length=MAX_CALLS)
     tool_call_id: str | None = None
 
     @property
@@ -164,6 +166,17 @@ class ChatRequest(OpenAIRequest):
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_characters(cls, value: Any) -> Any:
+        try:
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text holds half of a Unicode surrogate pair") from None
+        except RecursionError:
+            pass  # refused where it is shown
+        return value
 
     @property
     def ignored(self) -> list[str]:

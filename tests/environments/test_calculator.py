@@ -35,6 +35,8 @@ from memjax.rollout.tool_calls import problem_with
         (".5 * 2.", "1"),
         ("2 ** 100", str(2**100)),
         ("0 ** 0", "1"),
+        ("(" * 30 + "1" + ")" * 30, "1"),
+        ("+".join(["(1)"] * 50), "50"),
     ],
 )
 def test_known_values(expression, value):
@@ -63,6 +65,10 @@ def test_known_values(expression, value):
         ("(-8) ** 0.5", "negative number"),
         ("1,23", "at ',23'"),
         ("(" * 300, "300 characters"),
+        ("(" * 199, "within one another"),
+        ("-" * 199 + "1", "within one another"),
+        ("1" + "**1" * 66, "within one another"),
+        ("(-" * 60 + "1" + ")" * 60, "within one another"),
         ("9" * 150 + " ** 3.5", "too large"),
     ],
 )

@@ -188,6 +188,13 @@ async def test_a_call_at_another_temperature_is_honoured_and_carries_no_loss(tem
     assert trajectory.counters.get("off_temperature_calls", 0) == int(not carries_loss)
 
 
+async def test_arguments_that_change_no_reply_are_ignored():
+    ignored = {"timeout": 5, "user": "u", "extra_headers": {"a": "b"}, "extra_query": {"a": "b"}, "store": False}
+    more = {"metadata": {}, "service_tier": "auto", "safety_identifier": "s", "prompt_cache_key": "k"}
+    response, client, trajectory = await asked("a", **ignored, **more)
+    assert (response.choices[0].message.content, len(client.prompts), trajectory.error) == ("a", 1, None)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

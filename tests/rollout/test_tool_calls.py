@@ -112,6 +112,21 @@ def test_half_a_call_that_is_the_whole_reply_is_a_problem():
 
 
 @pytest.mark.parametrize(
+    "open_string", ['{"a": "' + '\\"' * 500_000, "{'a': '" + "\\'" * 500_000, "{" + '\\"' * 500_000]
+)
+def test_a_long_open_string_is_a_problem_and_read_once(open_string):
+    parsed = parse_tool_calls(f"<tool_call>{open_string}")
+    assert (parsed.calls, len(parsed.problems)) == ((), 1)
+
+
+@pytest.mark.parametrize("begun", ["<tool_call>", '<tool_call>{\\"', "<tool_call>{", "<tool_call>```json\n["])
+def test_of_very_many_calls_the_first_are_read_and_the_rest_is_one_problem(begun):
+    parsed = parse_tool_calls(begun * 5_000)
+    assert (parsed.calls, len(parsed.problems)) == ((), 129)
+    assert "(after 128 others)" in parsed.problems[-1]
+
+
+@pytest.mark.parametrize(
     ("name", "arguments", "sentence"),
     [
         ("find", {"query": "x", "most": 3, "share": 0.5, "kind": "a", "tags": None, "exact": True}, None),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future
 from dataclasses import replace
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -335,6 +337,26 @@ def changed(**function):
     return [CALCULATOR | {"function": CALCULATOR["function"] | function}]
 
 
+BROKEN = [
+    {"tools": changed(description="\ud800")},
+    {"tools": changed(parameters={"a": "\ud800"})},
+    {"tools": changed(parameters={"\ud800": 1})},
+    {"messages": [*ASK, {"role": "tool", "tool_call_id": "\ud800", "content": "a"}]},
+    {"messages": [*ASK, {"role": "tool", "tool_call_id": "1", "content": "\ud800"}]},
+    {"messages": [*ASK, {"role": "user", "name": "\ud800", "content": "a"}]},
+    {"\ud800": 1},
+]
+
+
+@pytest.mark.parametrize("fields", BROKEN)
+def test_half_a_surrogate_pair_anywhere_is_refused(client, model, fields):
+    model.reply = "6"
+    body = {"model": "scripted", "messages": ASK, "tools": [CALCULATOR]} | fields
+    url = str(client.base_url) + "chat/completions"
+    response = httpx.post(url, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert response.status_code == 400, response.text
+
+
 USED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 RESULT = {"role": "tool", "tool_call_id": "1", "content": "6"}
 
@@ -364,6 +386,9 @@ RESULT = {"role": "tool", "tool_call_id": "1", "content": "6"}
         ({"messages": [*ASK, {"role": "assistant", "tool_calls": [USED | {"type": "custom"}]}]}, "tool_calls.0.type"),
         ({"messages": [*ASK, {"role": "assistant", "tool_calls": [USED | {"function": {
             "name": "f", "arguments": '{"a":' * 20_000 + "1" + "}" * 20_000}}]}, RESULT]}, "nested too deeply"),
+        ({"messages": [*ASK, {"role": "assistant", "tool_calls": [USED] * 129}, RESULT]}, "messages.1.tool_calls"),
+        ({"messages": [*ASK, {"role": "assistant", "tool_calls": [USED | {"function": {
+            "name": "f", "arguments": '{"a": "\\ud800"}'}}]}, RESULT]}, "surrogate pair"),
         ({"model": "memory/scripted"}, "memory/scripted reads without tools: ask the model scripted"),
         ({"model": "memory/scripted", "tools": [], "messages": [
             *ASK, {"role": "assistant", "tool_calls": [USED]}, RESULT]}, "reads without tools"),
