@@ -286,7 +286,7 @@ class Tokenizer:
         continued = messages[-1].role == "assistant"
         if continued and messages[-1].tool_calls:
             raise ValueError("a prompt cannot end with tool calls: the messages of their results come after them")
-        said = _SaidText(self._added_pattern)
+        said = _SaidText(self._hidden_pattern)
         literals = self._literals(messages, tools, generation_prompt and not continued, said)
         pieces: list[str | Sequence[int]] = []
         start = 0
@@ -358,16 +358,21 @@ class Tokenizer:
         longest_first = sorted(self._added_ids, key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
+    @cached_property
+    def _hidden_pattern(self) -> re.Pattern[str]:
+        """What a template's reader could take for something else in the words of tools."""
+        return re.compile(rf"{self._added_pattern.pattern}|\[\[|{_OPEN}") if self._added_ids else _MARK_START
+
 
 class _SaidText:
     """Text of tools and tool calls that a template writes, hidden from it where it could be taken for something else.
 
-    What is hidden becomes a number between two private characters, which no quoting changes.
+    What is hidden, all that `pattern` finds, becomes a number between two private characters, which no quoting changes.
     """
 
-    def __init__(self, control: re.Pattern[str]):
+    def __init__(self, pattern: re.Pattern[str]):
         self._hidden: list[str] = []
-        self._pattern = re.compile(rf"{control.pattern}|\[\[|{_OPEN}") if control.pattern != "()" else _MARK_START
+        self._pattern = pattern
 
     def hide(self, text: str) -> str:
         """A stand-in for the whole text."""
