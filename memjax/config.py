@@ -133,13 +133,14 @@ def _leaves(values: Mapping[str, Any], cls: type[BaseModel], prefix: str = "") -
 
 def _entries(cls: type[BaseModel], name: str, value: Any) -> dict[str, Mapping[str, Any]]:
     """The values that a field's model reads, by key; for a list of models by name and number."""
-    if not _is_list(cls.model_fields[name]):
+    if not is_list(cls.model_fields[name]):
         return {name: value} if isinstance(value, Mapping) else {}
     found = enumerate(value if isinstance(value, Sequence) else ())
     return {f"{name}.{i}": entry for i, entry in found if isinstance(entry, Mapping)}
 
 
-def _is_list(field: FieldInfo) -> bool:
+def is_list(field: FieldInfo) -> bool:
+    """Whether a field holds several values."""
     return get_origin(field.annotation) in (tuple, list)
 
 
@@ -150,7 +151,7 @@ def _keys(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> 
         keys.append(f"{prefix}{name}")
         inner = _model_of(cls, name, values)
         if inner is not None:
-            first = f"{name}.0" if _is_list(cls.model_fields[name]) else name
+            first = f"{name}.0" if is_list(cls.model_fields[name]) else name
             for place, given in (_entries(cls, name, values.get(name)) or {first: {}}).items():
                 keys += _keys(inner, given, f"{prefix}{place}.")
     return keys

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from memjax.config import Variants
+from memjax.config import Variants, is_list
 
 REQUIRED = "required"
 """What stands for the default of a key that has none."""
@@ -47,7 +47,7 @@ def sections_of(cls: type[BaseModel], name: str = "", variant: str = "") -> Iter
         chooses = getattr(field.annotation, "model_fields", {}).get("name")
         if chooses and models[0][0]:
             keys.append(Key(f"{key}.name", _type_of(chooses, False), field.default.name, chooses.description or ""))
-        below += [(model, f"{key}.N" if _is_list(field.annotation) else key, which) for which, model in models]
+        below += [(model, f"{key}.N" if is_list(field) else key, which) for which, model in models]
     yield Section(name, variant, " ".join((cls.__doc__ or "").split("\n\n")[0].split()), keys)
     for model, place, which in below:
         yield from sections_of(model, place, which)
@@ -62,14 +62,10 @@ def _models_of(field: FieldInfo) -> list[tuple[str, type[BaseModel]]]:
     return [("", part) for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
 
 
-def _is_list(annotation: Any) -> bool:
-    return get_origin(annotation) in (tuple, list)
-
-
 def _type_of(field: FieldInfo, has_models: bool) -> str:
     """The type in words, with its bounds."""
     if has_models:
-        return "list of sections" if _is_list(field.annotation) else "section"
+        return "list of sections" if is_list(field) else "section"
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     limits = [f"{signs[name]} {limit}" for bound in field.metadata for name, limit in _limits(bound) if name in signs]
     return " ".join([_words_of(field.annotation), ", ".join(limits)]).strip()

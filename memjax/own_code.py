@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from functools import cache
@@ -62,7 +63,19 @@ def hash_of(name: str) -> str | None:
     found = [Path(root, *place.split(".")).with_suffix(".py") for root in ("", *sys.path)]
     if place.endswith(".py"):
         found = [Path(place).expanduser()]
-    return next((hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in found if path.is_file()), None)
+    return next((_hash(path) for path in found if path.is_file()), None)
+
+
+def hash_of_source(made: Any) -> str | None:
+    """A hash of the file in which a class or function is written; None where there is no such file."""
+    try:
+        return _hash(Path(inspect.getsourcefile(made) or ""))
+    except (TypeError, OSError):
+        return None
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 @cache

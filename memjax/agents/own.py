@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import re
 from collections.abc import Mapping
 from copy import copy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field, create_model
 from pydantic.errors import PydanticUserError
 
 from memjax.agents.config import NamedAgent
-from memjax.own_code import load_own
+from memjax.own_code import hash_of_source, load_own
 
 
 class OwnAgent(NamedAgent):
@@ -28,10 +26,7 @@ class OwnAgent(NamedAgent):
     @property
     def prompt_hash(self) -> str | None:
         """A hash of the file with the code, which holds the prompts too; None where there is no such file."""
-        try:
-            return hashlib.sha256(Path(inspect.getsourcefile(type(self)) or "").read_bytes()).hexdigest()[:16]
-        except (TypeError, OSError):
-            return None
+        return hash_of_source(type(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Its class is made anew where it is loaded, in any process with the same files."""

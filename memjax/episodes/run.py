@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
@@ -25,7 +24,7 @@ from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, JournalError
 from memjax.episodes.limits import Limits
 from memjax.episodes.watchdog import watched
-from memjax.own_code import OURS, is_library
+from memjax.own_code import OURS, hash_of_source, is_library
 from memjax.rollout.client import Client, ClientError
 from memjax.trajectory import SamplingParams, Task, Trajectory
 
@@ -199,10 +198,6 @@ def _described(
     function = getattr(agent, "__func__", agent)  # of a bound method
     made_by = function if inspect.isfunction(function) else type(agent)
     config = agent.model_dump(mode="json") if isinstance(agent, BaseModel) else {"name": made_by.__qualname__}
-    try:
-        code = hashlib.sha256(Path(inspect.getsourcefile(made_by) or "").read_bytes()).hexdigest()[:16]
-    except (TypeError, OSError):  # written at a prompt
-        code = None
     content = getattr(task.context, "fingerprint", None)
     if isinstance(task.context, str):
         content = hashlib.sha256(task.context.encode("utf-8", "replace")).hexdigest()[:32]
@@ -213,7 +208,7 @@ def _described(
         "question": task.question,
         "document": {"name": getattr(task.context, "name", None), "content": content},
         "agent": config,
-        "code": code,
+        "code": hash_of_source(made_by),
         "prompts": getattr(agent, "prompt_hash", None),
         "sampling": {**drawn, "stop": list(sampling.stop)},
         "tokens_by": f"{type(tokenizer).__name__} {getattr(tokenizer, 'source', '')}".strip(),
