@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 
 import httpx
 import numpy as np
@@ -204,8 +205,15 @@ def test_more_clients_than_slots_and_queue_get_429_and_the_rest_are_served(engin
         assert server.parts.service.metrics.totals()["rejected"] == statuses.count(429)
 
 
-def test_a_reply_that_takes_too_long_is_a_504_and_its_slot_is_free(engine, loaded, tmp_path):
+def test_a_reply_that_takes_too_long_is_a_504_and_its_slot_is_free(engine, loaded, tmp_path, monkeypatch):
     with serving(engine, loaded, tmp_path, request_timeout=0.02) as server:
+        generate = engine.generate
+
+        def slow(params, state):
+            time.sleep(0.05)  # a fast engine may draw the end id sooner than the timeout
+            return generate(params, state)
+
+        monkeypatch.setattr(engine, "generate", slow)
         response = server.post("/generate", IDS | {"max_tokens": 250, "temperature": 50.0})
         assert response.status_code == 504
         assert "0.02 s" in response.json()["error"]["message"]
