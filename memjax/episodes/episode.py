@@ -187,7 +187,8 @@ class Episode:
         `temperature` than the episode's, which the learner divides by. Raises ValueError for a prompt that does not
         fit, for a `key` used twice and for too many calls, ClientError where the model could not be reached or failed.
         """
-        _check_json(notes, "the notes of a call")
+        if notes is not None:
+            _check_json(notes, "the notes of a call")
         key = self._take_key(key)
         prompt = self._with_own_replies(_as_prompt(prompt))
         seed = derive_seed(self._seed, *key) >> 1  # services take signed 32-bit seeds
@@ -197,7 +198,8 @@ class Episode:
             self.count("off_temperature_calls")
         if prompt.shared_parts:
             self._feed.wait_for_each_other()
-        await asyncio.sleep(0)  # a replayed branch must not run ahead of its siblings
+        if self._recorder is not None:
+            await asyncio.sleep(0)  # a replayed branch must not run ahead of its siblings
         digest, prompt_hash, completion = self._known(key, kind, prompt, params)
         replayed = completion is not None
         if completion is None:
