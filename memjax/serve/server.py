@@ -18,7 +18,7 @@ from memjax.serve.backend import load_client
 from memjax.serve.errors import ApiError
 from memjax.serve.gate import TimedHead
 from memjax.serve.listening import BACKLOG, bind, raise_file_limit
-from memjax.serve.settings import ServeSettings
+from memjax.serve.settings import ServeSettings, keys_sentence
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ def run_server(settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: 
     listening = bind(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     raise_file_limit()
+    print(keys_sentence(keys, settings.host), flush=True)
     print(f"loading {settings.model}", flush=True)
     client = open_backend(settings)
     app = create_app(client, settings, keys=keys, admin_key=admin_key)
