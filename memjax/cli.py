@@ -326,7 +326,7 @@ def serve(
         int | None, typer.Option("--replicas", help="Models side by side, each on devices of its own (needs Ray).")
     ] = None,
     max_queue: Annotated[
-        int | None, typer.Option("--max-queue", help="Requests that may wait for a slot. [default: 256]")
+        int | None, typer.Option("--max-queue", help="Replies that may wait for a slot. [default: 256]")
     ] = None,
     max_body: Annotated[int | None, typer.Option("--max-body", help="Bytes of a request. [default: 64 MiB]")] = None,
     request_timeout: Annotated[

@@ -100,6 +100,7 @@ def _make_parts(client: Backend, settings: ServeSettings, keys: Sequence[str]) -
         metrics,
         name=settings.served_name or client.model.removesuffix(".gguf"),
         max_queue=settings.max_queue,
+        max_share=settings.max_share if len(keys) > 1 else 1.0,
         request_timeout=settings.request_timeout,
     )
     state_dir = settings.state_dir.expanduser()
