@@ -135,6 +135,8 @@ def ask(
     expire()
     is_open = settings.files or settings.agent.needs_document
     document = open_document(settings.files, journal_directory()) if is_open else Document(())
+    for note in document.notes:
+        console.print(note, style="yellow", highlight=False, soft_wrap=True)
     with _spooled(document):
         session = prepare(settings, chosen, document, console)
         where = partial(journal_path, document, session.settings.agent.name, session.choice.model)
@@ -249,6 +251,7 @@ def report(session: Session, asked: list[Asked]) -> dict[str, Any]:
             counters[name] = counters.get(name, 0) + value
     return {
         "answers": [one.to_json() for one in asked],
+        "warnings": list(session.document.notes),
         "document_tokens": int(counters["document_tokens"]) // len(asked),
         "chunks": asked[0].chunks,
         "seconds": round(max(one.trajectory.seconds for one in asked if one.trajectory), 3),

@@ -20,6 +20,7 @@ from memjax.serve.tool_chat import definitions
 from memjax.trajectory import Completion
 
 _LONGEST = 1 << 20  # characters of /tokenize
+_PIECE = 1 << 14
 
 
 def native_routes(service: ModelService) -> APIRouter:
@@ -56,10 +57,16 @@ def native_routes(service: ModelService) -> APIRouter:
         elif len(body.text) > _LONGEST:
             raise ApiError(400, f"the text has {len(body.text)} characters, {_LONGEST} are the most: send it in parts")
         else:
-            ids = await off_loop(len(body.text), service.tokenizer.encode, body.text)
+            ids = await off_loop(len(body.text), _encoded, body.text, service)
         return JSONResponse({"token_ids": ids, "count": len(ids), "window": service.window})
 
     return router
+
+
+def _encoded(text: str, service: ModelService) -> list[int]:
+    """The ids of a text, piece by piece, so that other threads run in between."""
+    pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+    return list(service.tokenizer.encode_stream(pieces))
 
 
 async def token_events(generation: Generation) -> AsyncIterator[bytes]:
