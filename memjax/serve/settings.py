@@ -15,8 +15,10 @@ from memjax.config import load_config
 from memjax.own_code import is_own
 
 
-def _state_directory() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "memjax" / "serve"
+def _state_directory(given: Mapping[str, Any]) -> Path:
+    """By the port: servers side by side, of one model or of several, each keep their own."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state")
+    return home / "memjax" / "serve" / str(given.get("port", 0))
 
 
 class ServeSettings(BaseModel):
@@ -36,6 +38,7 @@ class ServeSettings(BaseModel):
     replicas: int = Field(1, ge=1)  # models side by side, each on devices of its own; above 1 they run under Ray
     max_queue: int = Field(256, ge=0)  # requests that may wait for a slot; more are refused with 429
     max_runs: int = Field(64, ge=1)  # documents that are read at the same time
+    max_runs_per_key: int | None = Field(None, ge=1)  # of these, of one API key; None: half, at least 1
     max_body: int = Field(64 << 20, ge=1024)  # bytes of a request, uploads included
     request_timeout: float = Field(600.0, gt=0)  # seconds from a request's arrival to its last token
     body_timeout: float = Field(20.0, gt=0)  # seconds for a request's head, and for its body beside 10 kB per second
