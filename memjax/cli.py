@@ -289,6 +289,14 @@ def serve(
     served_name: Annotated[str | None, typer.Option("--served-name", help="What clients call the model.")] = None,
     host: Annotated[str | None, typer.Option("--host", help="[default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option("--port", help="[default: 8000]")] = None,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            metavar="NAME",
+            help="A further name of this server, when it asks for no keys; repeatable.",
+        ),
+    ] = None,
     grpc_port: Annotated[int | None, typer.Option("--grpc-port", help="Serve JetStream's gRPC interface too.")] = None,
     api_key: Annotated[
         list[str] | None,
@@ -340,7 +348,7 @@ def serve(
         import os
 
         from memjax.serve.server import run_server
-        from memjax.serve.settings import read_keys, read_settings
+        from memjax.serve.settings import read_admin_key, read_keys, read_settings
 
         given = {
             "model": model,
@@ -349,6 +357,7 @@ def serve(
             "prompts": str(prompts) if prompts else None,
             "host": host,
             "port": port,
+            "allowed_hosts": allowed_hosts or None,
             "grpc_port": grpc_port,
             "slots": slots,
             "max_length": max_length,
@@ -360,7 +369,7 @@ def serve(
             "request_timeout": request_timeout,
             "state_dir": str(state_dir) if state_dir else None,
         }
-        keys, admin_key = read_keys(api_key, os.environ), os.environ.get("MEMJAX_ADMIN_KEY") or None
+        keys, admin_key = read_keys(api_key, os.environ), read_admin_key(os.environ)
         run_server(read_settings(config, given, agent_settings or ()), keys=keys, admin_key=admin_key)
 
 

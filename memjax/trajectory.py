@@ -69,6 +69,8 @@ class SamplingParams:
             raise ValueError(f"top_k must be 0 (no cut) or positive, got {self.top_k}")
         if self.n < 1:
             raise ValueError(f"n must be at least 1, got {self.n}")
+        if self.seed is not None and not -(1 << 63) <= self.seed < 1 << 63:
+            raise ValueError(f"seed must have at most 64 bits, got {self.seed}")
         if any(not stop for stop in self.stop):
             raise ValueError("a stop string must not be empty")
 

@@ -35,6 +35,7 @@ Start = tuple[int, int, SamplingParams, int]
 """The start of a reply: row of the prefix, slot, sampling, and which sample of the request it is."""
 
 _LOOK_AHEAD = 256  # waiting requests among which the company of a short prompt is looked for
+_LEAST_TOP_P = 1e-6
 _MAX_FAILURES = 3  # decode steps in a row that may fail before the engine counts as dead
 
 
@@ -203,8 +204,11 @@ class Scheduler:
         ClientError when the engine fails.
         """
         self._check(ids, params, shared)
-        if params.seed is None:
-            params = replace(params, seed=secrets.randbits(32))
+        seed = secrets.randbits(32) if params.seed is None else params.seed
+        # What the device's 32 bits cannot hold would fail the step that starts the reply, and others with it: a cut at
+        # the vocabulary's size or beyond is none, and the smallest top_p that is no 0 keeps one token, as any below.
+        top_k = params.top_k if params.top_k < self._engine.vocabulary else 0
+        params = replace(params, seed=seed, top_k=top_k, top_p=max(params.top_p, _LEAST_TOP_P))
         request = _Request(np.asarray(ids, np.int32), params, shared or len(ids), on_token)
         with self._wake:
             self._refuse_if_over()

@@ -22,7 +22,7 @@ from memjax.serve.disk import last_used, open_state
 from memjax.serve.errors import install_handlers
 from memjax.serve.file_api import file_routes
 from memjax.serve.file_store import FileStore
-from memjax.serve.gate import Gate
+from memjax.serve.gate import Gate, LoopLag, Pages
 from memjax.serve.memory_api import memory_routes
 from memjax.serve.memory_chat import MemoryChat
 from memjax.serve.memory_reader import MemoryReader
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 600.0
+_VALUES = 50_000  # of a JSON body, and as many more as two windows have token ids
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Parts:
     reader: MemoryReader
     reloader: WeightReloader
     grpc: GrpcServer | None
+    lag: LoopLag
 
 
 def create_app(
@@ -85,9 +87,12 @@ def create_app(
         Gate,
         keys=keys,
         admin_key=admin_key,
+        pages=Pages(open_to_all=not keys, hosts=[settings.host, *settings.allowed_hosts]),
         max_body=settings.max_body,
+        max_values=_VALUES + 2 * client.window,
         body_timeout=settings.body_timeout,
         metrics=parts.service.metrics,
+        lag=lambda: parts.lag.seconds,
     )
     return app
 
@@ -102,11 +107,8 @@ def _make_parts(client: Backend, settings: ServeSettings, keys: Sequence[str]) -
         request_timeout=settings.request_timeout,
     )
     state_dir = settings.state_dir.expanduser()
-    runs, files, brought = (
-        RunStore(state_dir / "runs"),
-        FileStore(state_dir / "files"),
-        FileStore(state_dir / "brought"),
-    )
+    runs = RunStore(state_dir / "runs")
+    files, brought = (FileStore(state_dir / name) for name in ("files", "brought"))
     identity = LocalModel(settings.model).identity(settings.dtype)
     most = settings.max_runs
     of_one = min(most, settings.max_runs_per_key or max(1, most // 2)) if keys else most
@@ -119,14 +121,15 @@ def _make_parts(client: Backend, settings: ServeSettings, keys: Sequence[str]) -
         from memjax.serve.jetstream_grpc import GrpcServer  # seconds, and JetStream, which HTTP does without
 
         grpc = GrpcServer(service, settings.host, settings.grpc_port, keys)
-    return Parts(service, memory, files, brought, runs, reader, reloader, grpc)
+    return Parts(service, memory, files, brought, runs, reader, reloader, grpc, LoopLag())
 
 
 @asynccontextmanager
 async def _running(parts: Parts, settings: ServeSettings) -> AsyncIterator[None]:
     service = parts.service
-    open_state(settings.state_dir.expanduser())
-    tasks = [asyncio.create_task(_warm_up(parts)), asyncio.create_task(_sweep(parts, settings))]
+    await asyncio.to_thread(open_state, settings.state_dir.expanduser())
+    work = (_warm_up(parts), _sweep(parts, settings), parts.lag.watch())
+    tasks = [asyncio.create_task(one) for one in work]
     if parts.grpc:
         await parts.grpc.start()
     try:

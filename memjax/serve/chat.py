@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from memjax.rollout.client import Message, Prompt, ToolCall
 from memjax.rollout.scheduler import TokenEvent
 from memjax.rollout.tool_calls import CALL_END
+from memjax.serve.bodies import JsonRoute
 from memjax.serve.errors import ApiError
 from memjax.serve.memory_chat import MemoryChat
 from memjax.serve.replies import check_model, generation_for, ignored_headers, sampled_ids, usage
@@ -34,7 +35,7 @@ from memjax.trajectory import Completion
 
 def chat_routes(service: ModelService, memory: MemoryChat) -> APIRouter:
     """The route, over a model and the reader that stands behind the name memory/MODEL."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
     sampled = SampledCalls()
 
     @router.post("/v1/chat/completions", response_model=None)

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from memjax.rollout.scheduler import TokenEvent
+from memjax.serve.bodies import JsonRoute
 from memjax.serve.errors import ApiError
 from memjax.serve.replies import check_model, generation_for, ignored_headers, sampled_ids, total_usage, usage
 from memjax.serve.schemas import CompletionRequest
@@ -25,7 +26,7 @@ DEFAULT_TOKENS = 16
 
 def completion_routes(service: ModelService) -> APIRouter:
     """The route."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/completions", response_model=None)
     async def complete(body: CompletionRequest, request: Request) -> Response:

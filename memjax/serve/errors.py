@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,23 +10,33 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-log = logging.getLogger(__name__)
-
 CLIENT_GONE = 499
 """The status under which a request is counted whose client left; nobody receives it."""
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""What OpenAI calls errors of a status, where that is not the one word for all of 4xx or 5xx."""
 
 
 class ApiError(Exception):
     """Why a request is refused or failed."""
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
         super().__init__(message)
-        self.status, self.message, self.code, self.headers = status, message, code, dict(headers or {})
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         """The error as OpenAI writes it."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": None, "code": self.code}}
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         """The error as an answer."""
@@ -39,7 +48,6 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _unexpected)
 
 
 def sentence(error: Mapping[str, Any]) -> str:
@@ -49,6 +57,19 @@ def sentence(error: Mapping[str, Any]) -> str:
         return f"{place} is missing"
     got = repr(error.get("input"))
     return f"{place}: {error['msg']}, got {got if len(got) <= 80 else got[:77] + '...'}"
+
+
+def not_json(request: Request) -> ApiError:
+    """A body that does not say that it is JSON."""
+    sent_as = request.headers.get("content-type", "")
+    said = f"it says {sent_as[:100]}" if sent_as else "it does not say what it is"
+    return ApiError(400, f"the body must be JSON and say so: {said}; send Content-Type: application/json")
+
+
+def invalid(error: Mapping[str, Any]) -> ApiError:
+    """One of pydantic's errors as a 400, with the name of the field."""
+    fields = [str(part) for part in error["loc"] if part != "body"]
+    return ApiError(400, sentence(error), param=fields[0] if fields else None)
 
 
 async def _api_error(_: Request, error: Exception) -> JSONResponse:
@@ -65,11 +86,8 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
         ).response()
     sent_as = request.headers.get("content-type", "")
     if first["loc"] == ("body",) and isinstance(first["input"], bytes) and "json" not in sent_as:
-        said = f"it says {sent_as}" if sent_as else "it does not say what it is"
-        return ApiError(
-            400, f"the body must be JSON and say so: {said}; send Content-Type: application/json"
-        ).response()
-    return ApiError(400, sentence(first)).response()
+        return not_json(request).response()
+    return invalid(first).response()
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
@@ -80,8 +98,3 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     }
     message = said.get(error.detail, error.detail)
     return ApiError(error.status_code, message, headers=error.headers).response()
-
-
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return ApiError(500, "an error of the server, which it has logged").response()

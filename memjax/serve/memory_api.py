@@ -11,7 +11,8 @@ from fastapi.responses import FileResponse, JSONResponse
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 
-from memjax.serve.errors import ApiError, sentence
+from memjax.serve.bodies import JsonRoute, json_body
+from memjax.serve.errors import ApiError, invalid
 from memjax.serve.memory_service import MemoryService
 from memjax.serve.memory_store import RunRecord
 from memjax.serve.replies import ignored_headers
@@ -32,7 +33,7 @@ _BODIES: dict[str, Any] = {
 
 def memory_routes(memory: MemoryService) -> APIRouter:
     """The routes."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     async def found(request: Request, run_id: str) -> RunRecord:
         return await asyncio.to_thread(memory.store.get, request.state.owner, run_id)
@@ -125,12 +126,12 @@ async def _memory_request(request: Request, memory: MemoryService) -> tuple[Memo
     """The body, JSON or a form, and the ids of the documents that came with it."""
     try:
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            return MemoryRequest.model_validate_json(await request.body()), []
+            return MemoryRequest.model_validate(await json_body(request)), []
         memory.service.refuse_unless_ready()
         async with request.form(max_files=MAX_FILES, max_fields=100) as form:
             return await _from_form(form, request.state.owner, memory)
     except ValidationError as error:
-        raise ApiError(400, sentence(dict(error.errors()[0]))) from None
+        raise invalid(error.errors()[0]) from None
 
 
 async def _from_form(form: FormData, owner: str, memory: MemoryService) -> tuple[MemoryRequest, list[str]]:

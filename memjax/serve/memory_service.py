@@ -106,7 +106,7 @@ class MemoryService:
         """A sentence for an operator about everything that is damaged."""
         for record in self.store.list():
             if damage := self.damage(record):
-                yield f"{record.id} of {record.owner}: {damage}"
+                yield f"{record.id} of the key {record.owner[:8]}: {damage}"
         for file in self.files.list():
             if file.damage:
                 yield f"{file.id}: {file.damage}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -26,6 +26,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # memory, CPU seconds and open files of this process
         self.requests = Counter(
             "memjax_requests",
             "Generations by outcome: stop, length, cancelled, timeout, failed, invalid, rejected.",
@@ -34,6 +35,9 @@ class Metrics:
         )
         self.responses = Counter(
             "memjax_http_responses", "Answers by route and status.", ["route", "status"], registry=self.registry
+        )
+        self.keys = Counter(
+            "memjax_key_requests", "Requests by key: the beginning of its hash.", ["key"], registry=self.registry
         )
         self.first_token = self._histogram("memjax_time_to_first_token_seconds", "From arrival to the first token.")
         self.token = self._histogram("memjax_time_per_output_token_seconds", "Between two tokens of a reply, its mean.")

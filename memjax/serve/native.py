@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from memjax.rollout.scheduler import TokenEvent
+from memjax.serve.bodies import JsonRoute
 from memjax.serve.chat import rendered
 from memjax.serve.errors import ApiError
 from memjax.serve.replies import generation_for, ignored_headers, sampled_ids, usage
@@ -21,7 +22,7 @@ from memjax.trajectory import Completion
 
 def native_routes(service: ModelService) -> APIRouter:
     """The two routes."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/generate", response_model=None)
     async def generate(body: GenerateRequest, request: Request) -> Response:

@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from memjax.rollout.client import ClientError
 from memjax.rollout.connect import LocalModel
 from memjax.rollout.identity import ModelIdentity
+from memjax.serve.bodies import JsonRoute
 from memjax.serve.errors import ApiError
 from memjax.serve.schemas import WeightsRequest
 from memjax.serve.service import ModelService
@@ -51,7 +52,7 @@ class WeightReloader:
 
 def operation_routes(service: ModelService, reloader: WeightReloader) -> APIRouter:
     """The routes."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
     begun = int(time.time())
 
     @router.get("/health", response_model=None)

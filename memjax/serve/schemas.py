@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from memjax.trajectory import SamplingParams
 
@@ -15,10 +14,13 @@ MAX_QUESTIONS = 32
 MAX_FILES = 100
 MAX_TOOLS = 128
 MAX_CALLS = 128
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
 _COLDEST = 1e-4
 
-Stop = str | Annotated[list[str], Field(max_length=16)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
+# Lists fail at their first wrong item: nobody reads a million errors, and making them would hold up everybody else.
+Stop = str | Annotated[list[str], Field(fail_fast=True, max_length=16)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(fail_fast=True, min_length=1)]
 
 
 class Body(BaseModel):
@@ -112,8 +114,8 @@ class ChatMessage(Body):
     """A message; "developer" is another word for "system". Content may be null beside `tool_calls`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
-    tool_calls: list[CalledTool] | None = Field(None, max_length=MAX_CALLS)
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+    tool_calls: Annotated[list[CalledTool], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None
 
     @property
@@ -159,24 +161,13 @@ class NamedTool(Body):
 class ChatRequest(OpenAIRequest):
     """/v1/chat/completions. A last message of the assistant is continued."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _whole_characters(cls, value: Any) -> Any:
-        try:
-            json.dumps(value, ensure_ascii=False, default=str).encode()
-        except UnicodeEncodeError:
-            raise ValueError("a text holds half of a Unicode surrogate pair") from None
-        except RecursionError:
-            pass  # refused where it is shown
-        return value
 
     @property
     def ignored(self) -> list[str]:
@@ -190,9 +181,9 @@ class CompletionRequest(OpenAIRequest):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
         | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
     )
     logprobs: int | None = Field(None, ge=0, le=5)
 
@@ -208,8 +199,8 @@ class TokenizeRequest(Body):
     """/tokenize: the ids of a text, or of messages in the chat template."""
 
     text: str | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
 
 class WeightsRequest(Body):
@@ -225,9 +216,9 @@ class MemoryRequest(Body):
     model: str | None = None
     text: str | None = None
     file_id: str | None = None
-    file_ids: list[str] = Field(default=[], max_length=MAX_FILES)
+    file_ids: Annotated[list[str], Field(fail_fast=True, max_length=MAX_FILES)] = []
     question: str | None = None
-    questions: list[str] = Field(default=[], max_length=MAX_QUESTIONS)
+    questions: Annotated[list[str], Field(fail_fast=True, max_length=MAX_QUESTIONS)] = []
     chunk_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     memory_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     answer_tokens: int | None = Field(None, ge=1, lt=1 << 31)
@@ -253,4 +244,4 @@ class AppendRequest(Body):
     """What to read on: text, files uploaded before, or both in that order."""
 
     text: str | None = None
-    file_ids: list[str] = Field(default=[], max_length=MAX_FILES)
+    file_ids: Annotated[list[str], Field(fail_fast=True, max_length=MAX_FILES)] = []

@@ -22,7 +22,7 @@ from memjax.serve.disk import make_private
 from memjax.serve.errors import ApiError
 from memjax.serve.gate import TimedHead
 from memjax.serve.listening import BACKLOG, bind, raise_file_limit
-from memjax.serve.settings import ServeSettings
+from memjax.serve.settings import ServeSettings, keys_sentence
 from memjax.whole_file import lock_directory
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ def run_server(settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: 
     host, port = listening.getsockname()[:2]
     raise_file_limit()
     held = hold_state(settings.state_dir.expanduser())  # before a model is loaded
+    print(keys_sentence(keys, settings.host), flush=True)
     print(f"loading {settings.model}", flush=True)
     client = open_backend(settings)
     app = create_app(client, settings, keys=keys, admin_key=admin_key)

@@ -30,6 +30,9 @@ class ServeSettings(BaseModel):
     served_name: str | None = None  # what clients call it; by default the name of its directory or file
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)  # 0: any free one
+    allowed_hosts: tuple[
+        str, ...
+    ] = ()  # further names of this server, and of pages that may use it, when it has no keys
     grpc_port: int | None = Field(None, ge=0, le=65535)  # JetStream's service; None: not served
     dtype: Literal["float32", "bfloat16"] | None = None  # None: the faster here
     slots: int | None = Field(None, ge=1)  # replies that are decoded side by side
@@ -76,6 +79,32 @@ def read_settings(config: Path | None, given: Mapping[str, Any], of_agent: Seque
 def read_keys(
     typed: list[str] | None, environ: Mapping[str, str], variable: str = "MEMJAX_API_KEYS"
 ) -> tuple[str, ...]:
-    """The API keys: those typed, else those of the environment, separated by commas."""
-    keys = typed or environ.get(variable, "").split(",")
-    return tuple(key.strip() for key in keys if key.strip())
+    """The API keys: those typed, else those of the environment, each separated by commas; none opens the server.
+
+    ValueError for an empty one: a variable that was never filled must not open the server to everybody.
+    """
+    source, given = ("--api-key", typed) if typed else (variable, [environ[variable]] if variable in environ else [])
+    keys = tuple(key.strip() for text in given for key in text.strip().removesuffix(",").split(","))
+    if not all(keys):
+        raise ValueError(f"{source} holds an empty key: fill it, or leave it out to serve without keys")
+    return keys
+
+
+def read_admin_key(environ: Mapping[str, str], variable: str = "MEMJAX_ADMIN_KEY") -> str | None:
+    """The key of /admin, or None; ValueError for an empty one."""
+    key = environ.get(variable)
+    if key is not None and not key.strip():
+        raise ValueError(f"{variable} is set and empty: fill it, or unset it to close /admin")
+    return key
+
+
+def keys_sentence(keys: Sequence[str], host: str) -> str:
+    """Who may use the server, for the log."""
+    if keys:
+        return f"{len(keys)} API key{'s are' if len(keys) > 1 else ' is'} asked for"
+    if host in ("127.0.0.1", "localhost", "::1"):
+        return "no API key is asked for: every program of this machine can use the server"
+    return (
+        f"WARNING: NO API KEY IS ASKED FOR: everybody who reaches {host} can read and delete what is kept here; "
+        "set MEMJAX_API_KEYS"
+    )
