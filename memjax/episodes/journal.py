@@ -57,7 +57,11 @@ OnLine = Callable[[int, Line], None]
 
 
 class JournalError(OSError):
-    """A journal could not be written."""
+    """A journal could not be written; `cause` is the error of the system."""
+
+    def __init__(self, message: str, cause: OSError | None = None):
+        super().__init__(message)
+        self.cause = cause or self
 
 
 class Journal:
@@ -84,7 +88,7 @@ class Journal:
         self._chunks: dict[str, int] = {}  # numbers, by hash of the tokens
         self._begins: dict[str, list[Line]] = {}
         self._called: set[str] = set()  # episodes that have a call
-        self._failure: str | None = None
+        self._failure: JournalError | None = None
         self._is_told = False  # of the failure, to whoever writes
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +135,7 @@ class Journal:
         """Add a line; JournalError where the disk does not take it."""
         if self._failure:
             self._is_told = True
-            raise JournalError(self._failure)
+            raise self._failure
         data = memoryview(json.dumps(line, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n")
         self._index(line, self._end)
         self._end += len(data)
@@ -159,7 +163,7 @@ class Journal:
             await asyncio.to_thread(self._sync)
         if self._failure:
             self._is_told = True
-            raise JournalError(self._failure)
+            raise self._failure
 
     def chunk_number(self, pieces: Sequence[bytes]) -> int:
         """The number of the chunk with these tokens in this file, to which it is written where it is new."""
@@ -179,7 +183,7 @@ class Journal:
         self._syncing.shutdown(wait=True)
         self._file.close()
         if self._failure and not self._is_told:
-            raise JournalError(self._failure)
+            raise self._failure
 
     def __enter__(self) -> Journal:
         return self
@@ -218,11 +222,12 @@ class Journal:
                 on_line(number, line)
 
     def _failed(self, error: OSError) -> JournalError:
-        self._failure = (
+        message = (
             f"the journal {self.path} cannot be written ({error.strerror}): what was read is kept; make room, then run "
             "the same again to continue"
         )
-        return JournalError(self._failure)
+        self._failure = JournalError(message, error)
+        return self._failure
 
 
 class EpisodeJournal:

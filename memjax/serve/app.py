@@ -18,6 +18,7 @@ from memjax.rollout.connect import LocalModel
 from memjax.serve.backend import Backend
 from memjax.serve.chat import chat_routes
 from memjax.serve.completions import completion_routes
+from memjax.serve.disk import last_used, open_state
 from memjax.serve.errors import install_handlers
 from memjax.serve.file_api import file_routes
 from memjax.serve.file_store import FileStore
@@ -32,6 +33,7 @@ from memjax.serve.native import native_routes
 from memjax.serve.operation import WeightReloader, operation_routes
 from memjax.serve.service import ModelService
 from memjax.serve.settings import ServeSettings
+from memjax.serve.trusted_clock import DAY, TrustedClock, steady_seconds
 from memjax.serve.web_page import page_routes
 
 if TYPE_CHECKING:
@@ -48,7 +50,9 @@ class Parts:
     """What the application is made of."""
 
     service: ModelService
+    memory: MemoryService
     files: FileStore
+    brought: FileStore
     runs: RunStore
     reader: MemoryReader
     reloader: WeightReloader
@@ -71,7 +75,7 @@ def create_app(
     )
     app.state.parts = parts
     install_handlers(app)
-    memory = MemoryService(parts.service, parts.files, parts.reader, settings.agent)
+    memory = parts.memory
     app.include_router(chat_routes(parts.service, MemoryChat(memory)))
     app.include_router(completion_routes(parts.service))
     app.include_router(native_routes(parts.service))
@@ -105,8 +109,12 @@ def _make_parts(client: Backend, settings: ServeSettings, keys: Sequence[str]) -
     )
     state_dir = settings.state_dir.expanduser()
     runs = RunStore(state_dir / "runs")
+    files, brought = (FileStore(state_dir / name) for name in ("files", "brought"))
     identity = LocalModel(settings.model).identity(settings.dtype)
-    reader = MemoryReader(runs, client, identity=identity, max_runs=settings.max_runs)
+    most = settings.max_runs
+    of_one = max(1, int(most * settings.max_share)) if len(keys) > 1 else most
+    reader = MemoryReader(runs, client, identity=identity, max_runs=most, max_runs_per_owner=of_one)
+    memory = MemoryService(service, files, brought, reader, settings.agent)
     reloader = WeightReloader(service, Path(settings.model), settings.dtype, reader.change_model)
     metrics.watch([Reading("memjax_memory_runs", "Documents being read.", lambda: len(reader.tasks))])
     grpc = None
@@ -114,13 +122,14 @@ def _make_parts(client: Backend, settings: ServeSettings, keys: Sequence[str]) -
         from memjax.serve.jetstream_grpc import GrpcServer  # seconds, and JetStream, which HTTP does without
 
         grpc = GrpcServer(service, settings.host, settings.grpc_port, keys)
-    return Parts(service, FileStore(state_dir / "files"), runs, reader, reloader, grpc, LoopLag())
+    return Parts(service, memory, files, brought, runs, reader, reloader, grpc, LoopLag())
 
 
 @asynccontextmanager
 async def _running(parts: Parts, settings: ServeSettings) -> AsyncIterator[None]:
     service = parts.service
-    work = (_warm_up(parts), _sweep(parts, settings.run_hours * 3600), parts.lag.watch())
+    await asyncio.to_thread(open_state, settings.state_dir.expanduser())
+    work = (_warm_up(parts), _sweep(parts, settings), parts.lag.watch())
     tasks = [asyncio.create_task(one) for one in work]
     if parts.grpc:
         await parts.grpc.start()
@@ -147,16 +156,23 @@ async def _warm_up(parts: Parts) -> None:
     await asyncio.to_thread(parts.reader.resume_all)
 
 
-async def _sweep(parts: Parts, seconds: float) -> None:
-    """Forget now and then what nobody has used for so long."""
+async def _sweep(parts: Parts, settings: ServeSettings) -> None:
+    """Say what is damaged; then forget now and then what nobody has used for so long."""
+    for problem in await asyncio.to_thread(lambda: list(parts.memory.problems())):
+        log.warning("%s", problem)
+    seconds, seen = settings.run_hours * 3600, settings.state_dir.expanduser() / ".clock"
+    clock = TrustedClock(min(last_used(seen), time.time()), min(DAY, seconds))
     while True:
-        await asyncio.to_thread(expire, parts, time.time() - seconds)
+        if clock.is_trusted(time.time(), steady_seconds()):
+            await asyncio.to_thread(expire, parts, time.time() - seconds)
+            with suppress(OSError):
+                seen.touch(mode=0o600)
+        await asyncio.to_thread(parts.runs.write_held)
         await asyncio.sleep(_SWEEP_SECONDS)
 
 
 def expire(parts: Parts, before: float) -> None:
-    """Forget files uploaded, and runs last used, before that time."""
+    """Forget files, and runs that are not under way, last used before that time."""
     parts.files.sweep(before)
-    for record in parts.runs.list():
-        if record.updated < before and record.id not in parts.reader.tasks:
-            parts.runs.delete(record)
+    parts.brought.sweep(before)
+    parts.runs.sweep(before, parts.reader.tasks)

@@ -10,7 +10,19 @@ from typing import BinaryIO
 from pydantic import BaseModel, ConfigDict
 
 from memjax.data.documents import inspected
-from memjax.serve.disk import directory_for, directory_of, full_disk_as_error, make_id, missing, read_record
+from memjax.serve.disk import (
+    DamagedError,
+    directories,
+    directory_for,
+    directory_of,
+    full_disk_as_error,
+    last_used,
+    make_id,
+    read_record,
+    remove,
+    sweep,
+    touch,
+)
 from memjax.serve.errors import ApiError
 from memjax.whole_file import write_whole
 
@@ -27,9 +39,10 @@ class FileRecord(BaseModel):
     size: int  # bytes
     created: float  # seconds since 1970
     purpose: str = "user_data"
+    damage: str | None = None  # why it cannot be used
 
-    def view(self) -> dict[str, str | int]:
-        """As OpenAI shows it."""
+    def view(self) -> dict[str, str | int | None]:
+        """As OpenAI shows it, but for the status of a file that is damaged."""
         return {
             "id": self.id,
             "object": "file",
@@ -37,7 +50,8 @@ class FileRecord(BaseModel):
             "created_at": int(self.created),
             "filename": self.name,
             "purpose": self.purpose,
-            "status": "processed",
+            "status": "damaged" if self.damage else "processed",
+            "status_details": self.damage,
         }
 
 
@@ -51,7 +65,7 @@ class FileStore:
         """Keep a document; ApiError for what is no readable text."""
         file_id = make_id(KIND)
         shown = shown_name(name)
-        with directory_for(self._directory(owner, file_id)) as directory:
+        with directory_for(self._root / owner / file_id) as directory:
             with full_disk_as_error(), open(directory / "content", "wb") as kept:
                 shutil.copyfileobj(content, kept)
             check_document(directory / "content", shown)
@@ -63,34 +77,49 @@ class FileStore:
 
     def get(self, owner: str, file_id: str) -> FileRecord:
         """The record of a file; ApiError 404 for anything else."""
-        record = read_record(self._directory(owner, file_id) / "file.json", FileRecord)
-        if record is None:
-            raise missing(KIND, file_id)
-        return record
+        directory = self._directory(owner, file_id)
+        touch(directory)
+        return _read(directory)
 
     def content(self, owner: str, file_id: str) -> Path:
-        """Where the bytes lie."""
-        return self._directory(owner, self.get(owner, file_id).id) / "content"
+        """Where the bytes lie; ApiError 409 for a damaged file."""
+        if damage := self.get(owner, file_id).damage:
+            raise ApiError(409, damage)
+        return self._directory(owner, file_id) / "content"
 
-    def list(self, owner: str) -> list[FileRecord]:
-        """All files of an owner, the latest first."""
-        found = (read_record(path, FileRecord) for path in (self._root / owner).glob("*/file.json"))
-        return sorted((record for record in found if record), key=lambda record: -record.created)
+    def list(self, owner: str = "*") -> list[FileRecord]:
+        """All files of an owner, or of everybody, the latest first; damaged ones are among them."""
+        return sorted(map(_read, directories(self._root, KIND, owner)), key=lambda record: -record.created)
 
     def delete(self, owner: str, file_id: str) -> None:
-        """Forget a file; readings that began with it have their own copy."""
-        self.get(owner, file_id)
-        shutil.rmtree(self._directory(owner, file_id), ignore_errors=True)
+        """Forget a file; runs that began with it have their own copy."""
+        remove(self._directory(owner, file_id))
 
     def sweep(self, before: float) -> None:
-        """Forget what was uploaded before that time."""
-        for path in self._root.glob("*/*/file.json"):
-            record = read_record(path, FileRecord)
-            if record is None or record.created < before:
-                shutil.rmtree(path.parent, ignore_errors=True)
+        """Forget what was last used before that time."""
+        sweep(directories(self._root, KIND), before)
 
     def _directory(self, owner: str, file_id: str) -> Path:
         return directory_of(self._root / owner, KIND, file_id)
+
+
+def _read(directory: Path) -> FileRecord:
+    try:
+        record = read_record(directory / "file.json", FileRecord)
+        if record.id != directory.name or record.size != _size(directory / "content"):
+            raise DamagedError("its content is missing or is not what was uploaded")
+    except DamagedError as error:
+        told = f"this file is damaged, {error}: delete it and upload it again"
+        found, size = int(min(last_used(directory), time.time())), _size(directory / "content") or 0
+        return FileRecord(id=directory.name, name="", size=size, created=found, damage=told)
+    return record
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def shown_name(name: str) -> str:

@@ -44,13 +44,14 @@ def memory_routes(memory: MemoryService) -> APIRouter:
     @router.post("/v1/memory/answers", openapi_extra=_BODIES, response_model=None)
     async def ask(request: Request) -> Response:
         """Read a document and answer questions about it: as events while it is read, or at once at the end."""
-        body = await _memory_request(request, memory)
-        record = await asyncio.to_thread(memory.begin, request.state.owner, body)
+        body, brought = await _memory_request(request, memory)
+        record = await asyncio.to_thread(memory.begin, request.state.owner, body, brought)
         headers = ignored_headers(body) | {"X-Memjax-Run": record.id}
         if body.stream:
             return _event_stream(memory, record, headers)
         record = await unless_gone(request, memory.reader.finished(record))
-        return await told(record, 503 if record.status == "failed" else 200, headers)
+        as_asked = record.status in ("done", "stopped")
+        return await told(record, 200 if as_asked else record.failed_with, headers)
 
     @router.get("/v1/memory/answers", response_model=None)
     async def listed(request: Request) -> Response:
@@ -111,17 +112,21 @@ def _event_stream(memory: MemoryService, record: RunRecord, headers: dict[str, s
         yield sse({"type": "run", **about}, event="run")
         async for event in memory.reader.follow(record, after):
             yield COMMENT if event is None else sse(event, event=event["type"], event_id=event["id"])
-        now = await asyncio.to_thread(memory.store.get, record.owner, record.id)
-        yield sse({"type": "closed", "status": now.status, "error": now.error}, event="closed")
+        try:
+            now = await asyncio.to_thread(memory.store.get, record.owner, record.id)
+            status, error = await asyncio.to_thread(memory.standing, now)
+        except ApiError as gone:  # it was deleted while it was followed
+            status, error = "failed", gone.message
+        yield sse({"type": "closed", "status": status, "error": error}, event="closed")
 
     return EventStream(events(), lambda: None, limit=None, headers=headers)
 
 
-async def _memory_request(request: Request, memory: MemoryService) -> MemoryRequest:
-    """The body, JSON or a form; the files of a form are kept first."""
+async def _memory_request(request: Request, memory: MemoryService) -> tuple[MemoryRequest, list[str]]:
+    """The body, JSON or a form, and the ids of the documents that came with it."""
     try:
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            return MemoryRequest.model_validate(await json_body(request))
+            return MemoryRequest.model_validate(await json_body(request)), []
         memory.service.refuse_unless_ready()
         async with request.form(max_files=MAX_FILES, max_fields=100) as form:
             return await _from_form(form, request.state.owner, memory)
@@ -129,7 +134,7 @@ async def _memory_request(request: Request, memory: MemoryService) -> MemoryRequ
         raise invalid(error.errors()[0]) from None
 
 
-async def _from_form(form: FormData, owner: str, memory: MemoryService) -> MemoryRequest:
+async def _from_form(form: FormData, owner: str, memory: MemoryService) -> tuple[MemoryRequest, list[str]]:
     def texts(name: str) -> list[str]:
         return [value for value in form.getlist(name) if isinstance(value, str)]
 
@@ -137,6 +142,11 @@ async def _from_form(form: FormData, owner: str, memory: MemoryService) -> Memor
     values |= {"file_ids": texts("file_ids"), "questions": texts("question") + texts("questions"), "question": None}
     body = MemoryRequest.model_validate(values, strict=False)
     uploads = [file for file in form.getlist("file") if isinstance(file, UploadFile)]
-    add = memory.files.add
-    kept = [(await asyncio.to_thread(add, owner, file.filename or "document", file.file)).id for file in uploads]
-    return body.model_copy(update={"file_ids": [*body.file_ids, *kept]})
+    brought: list[str] = []
+    try:
+        for file in uploads:
+            brought.append(await asyncio.to_thread(memory.bring, owner, file.filename or "document", file.file))
+    except BaseException:
+        memory.drop(owner, brought)
+        raise
+    return body, brought

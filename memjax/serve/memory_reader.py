@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from memjax.episodes.acting import EnvironmentFailure
 from memjax.episodes.feed import Feed
@@ -22,9 +23,10 @@ from memjax.episodes.run import AgentError, run_episode
 from memjax.rollout.client import ClientError
 from memjax.rollout.identity import ModelIdentity
 from memjax.serve.backend import Backend
+from memjax.serve.disk import disk_problem
 from memjax.serve.errors import ApiError
 from memjax.serve.memory_store import RunRecord, RunStore, Status
-from memjax.serve.memory_view import Event, event_of, events_of
+from memjax.serve.memory_view import Event, event_of, events_of, outcome_of
 from memjax.trajectory import Task, Trajectory
 
 log = logging.getLogger(__name__)
@@ -38,47 +40,86 @@ class MemoryReader:
     `tasks` are the runs under way, by id.
     """
 
-    def __init__(self, store: RunStore, client: Backend, *, identity: ModelIdentity, max_runs: int):
+    def __init__(
+        self, store: RunStore, client: Backend, *, identity: ModelIdentity, max_runs: int, max_runs_per_owner: int
+    ):
         self.store = store
         self.tasks: dict[str, asyncio.Task[None] | None] = {}  # None until the loop has taken it on
-        self._client, self._identity, self._max_runs = client, identity, max_runs
+        self._client, self._identity = client, identity
+        self._max_runs, self._max_runs_per_owner = max_runs, max_runs_per_owner
+        self._owners: dict[str, str] = {}  # of the tasks
+        self._places: list[str] = []  # owners of runs that are about to begin
         self._followers: set[tuple[str, asyncio.AbstractEventLoop, asyncio.Queue[Event | None]]] = set()
-        self._lock = threading.Lock()  # guards the two above
+        self._lock = threading.Lock()  # guards all above
         self._closing = False
         self._journals: set[EpisodeJournal] = set()  # of the episodes under way
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="memjax-reader", daemon=True)
         self._thread.start()
 
-    def refuse_if_full(self) -> None:
-        """ApiError 429 where no other run can begin."""
-        if len(self.tasks) >= self._max_runs:
-            most = f"{self._max_runs} documents are being read, which is the most"
-            raise ApiError(429, most, headers={"Retry-After": "30"})
+    @contextmanager
+    def place_for(self, owner: str) -> Iterator[None]:
+        """Hold a place for another run until the end of the block; ApiError 429 where there is none."""
+        with self._lock:
+            all_owners = [*self._owners.values(), *self._places]
+            most = None
+            if len(all_owners) >= self._max_runs:
+                most = f"{self._max_runs} documents are being read, which is the most (max_runs)"
+            elif all_owners.count(owner) >= self._max_runs_per_owner:
+                most = (
+                    f"{self._max_runs_per_owner} documents of this key are being read, which is its share (max_share)"
+                )
+            if most:
+                raise ApiError(429, f"{most}: wait until one is done, or stop one", headers={"Retry-After": "30"})
+            self._places.append(owner)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._places.remove(owner)
+
+    def place(self, record: RunRecord) -> AbstractContextManager[None]:
+        """`place_for` a run that is to continue, which needs none where it is under way."""
+        return nullcontext() if record.id in self.tasks else self.place_for(record.owner)
 
     def start(self, record: RunRecord) -> None:
         """Begin, or continue, a run; one that is under way stays so."""
         with self._lock:
             if record.id not in self.tasks and not self._closing:
-                self.tasks[record.id] = None
+                self.tasks[record.id], self._owners[record.id] = None, record.owner
                 self._loop.call_soon_threadsafe(self._launch, record)
 
     def resume_all(self) -> None:
-        """Continue what was being read when the server ended."""
+        """Continue what was being read when the server ended, and stop what only another model can continue."""
         for record in self.store.list():
-            if record.status == "reading":
+            if record.status != "reading":
+                continue
+            if outcome_of(self.store.journal_path(record)).is_of(self._identity):
                 self.start(record)
+            else:
+                why = "it was begun with another model than the one that is served: serve that one, then resume it"
+                self._keep(record, status="stopped", error=why)
 
     async def stop(self, record: RunRecord) -> None:
-        """Stop a run where it is; it can continue later."""
-        await asyncio.to_thread(self.store.update, record, partial(_with_status, status="stopped"), hold=True)
-        if record.id in self.tasks:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end_task(record.id), self._loop))
+        """Stop a run where it is; it can continue later. ApiError 507 where only this process knows that it stopped."""
+        await self._halt(record)
+        if self.store.is_held(record):
+            raise ApiError(507, "the server's state directory is full: the run is stopped until the server restarts")
 
     async def forget(self, record: RunRecord) -> None:
         """Stop a run and delete what it kept."""
-        await self.stop(record)
+        await self._halt(record)
         await asyncio.to_thread(self.store.delete, record)
+
+    async def _halt(self, record: RunRecord) -> None:
+        await asyncio.to_thread(self._keep, record, status="stopped")
+        if record.id in self.tasks:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end_task(record.id), self._loop))
+
+    def _keep(self, record: RunRecord, **changes: Any) -> None:
+        """Change how a run under way stands, unless it was deleted or damaged meanwhile."""
+        with suppress(ApiError):
+            self.store.update(record, partial(_with_status, **changes), hold=True)
 
     def change_model(self, identity: ModelIdentity) -> None:
         """Other weights were loaded: the calls of all runs are theirs from now on."""
@@ -150,6 +191,7 @@ class MemoryReader:
     def _ended(self, record: RunRecord) -> None:
         with self._lock:
             self.tasks.pop(record.id, None)
+            self._owners.pop(record.id, None)
         self._tell(record.id, None)
         with suppress(ApiError):  # it was deleted
             record = self.store.get(record.owner, record.id)
@@ -157,6 +199,7 @@ class MemoryReader:
                 self.start(record)
 
     async def _run(self, record: RunRecord) -> None:
+        status = 503
         try:
             while record.status == "reading":
                 await self._drive(record)
@@ -165,13 +208,20 @@ class MemoryReader:
         except AgentError as error:  # whose place is nothing for a client
             log.exception("run %s failed in its agent", record.id)
             failure = f"the agent failed ({type(error.__cause__).__name__}), which the server has logged"
-        except (ValueError, ClientError, ApiError, EnvironmentFailure, OSError) as error:
-            failure = str(error)
+        except (ValueError, ClientError, ApiError, EnvironmentFailure) as error:
+            failure = self._told(str(error), record)
+        except OSError as error:
+            problem = disk_problem(error.cause if isinstance(error, JournalError) else error)
+            failure, status = f"{problem}: what was read is kept; resume the run when there is room", 507
         except Exception as error:  # the boundary of a run: it must not end in silence
             log.exception("run %s failed", record.id)
             failure = f"an error of the server ({type(error).__name__}), which it has logged"
-        with suppress(ApiError):  # it was deleted
-            self.store.update(record, partial(_with_status, status="failed", error=failure), hold=True)
+        self._keep(record, status="failed", error=failure, failed_with=status)
+
+    def _told(self, error: str, record: RunRecord) -> str:
+        """An error as clients see it: of a file of the server neither its path nor what to do at a command line."""
+        directory = f"{self.store.journal_path(record).parent}/"
+        return error.replace(directory, "").rpartition(": ")[0] if directory in error else error
 
     async def _drive(self, record: RunRecord) -> None:
         """Work all questions side by side; raises what failed one of them, once the others are done."""
@@ -223,10 +273,10 @@ async def _opened(path: Path) -> AsyncIterator[Journal]:
         await asyncio.to_thread((await opening).close)
 
 
-def _with_status(record: RunRecord, *, status: Status, error: str | None = None) -> RunRecord:
+def _with_status(record: RunRecord, *, status: Status, error: str | None = None, failed_with: int = 503) -> RunRecord:
     if record.status != "reading":  # it came to its end by itself
         return record
-    return record.model_copy(update={"status": status, "error": error})
+    return record.model_copy(update={"status": status, "error": error, "failed_with": failed_with})
 
 
 def _done_if_read(record: RunRecord, *, documents: tuple[str, ...]) -> RunRecord:

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from memjax.agents.registry import AnyAgent
+from memjax.agents.registry import DEFAULT, AnyAgent
 from memjax.data.documents import Document, Series, inspected
-from memjax.serve.disk import directory_for, directory_of, full_disk_as_error, make_id, missing, read_record
+from memjax.serve.disk import (
+    DamagedError,
+    directories,
+    directory_for,
+    directory_of,
+    full_disk_as_error,
+    last_used,
+    make_id,
+    read_record,
+    remove,
+    sweep,
+    touch,
+)
 from memjax.serve.errors import ApiError
 from memjax.trajectory import SamplingParams
 from memjax.whole_file import write_whole
 
 KIND = "run"
 
-Status = Literal["reading", "stopped", "done", "failed"]
+Status = Literal["reading", "stopped", "done", "failed", "damaged"]
 Documents = Sequence[tuple[str, Path]]
 """Names, and where the bytes lie until a run has links to them of its own."""
 
@@ -37,9 +49,11 @@ class RunRecord(BaseModel):
     updated: float
     status: Status = "reading"
     error: str | None = None
+    failed_with: int = 503  # the status of the request that waits for a run which fails
     model: str  # as the client called it
     questions: tuple[str, ...]
     documents: tuple[str, ...]  # their names
+    sizes: tuple[int, ...] = ()  # of each document, in bytes
     agent: AnyAgent
     sampling: SamplingParams
 
@@ -56,60 +70,94 @@ class RunStore:
         """Keep a run that is about to begin: what was asked, by the fields of a record."""
         about = {"id": make_id(KIND), "owner": owner, "created": time.time(), "updated": time.time(), "documents": ()}
         record = RunRecord.model_validate(about | asked)
-        with directory_for(self._directory(record)) as directory, full_disk_as_error():
+        with directory_for(self._root / owner / record.id) as directory, full_disk_as_error():
             record = _with_documents(record, directory, documents)
             write_whole(directory / "run.json", record.model_dump_json())
         return record
 
     def get(self, owner: str, run_id: str) -> RunRecord:
-        """The record; ApiError 404 for a run that is not there or not this owner's."""
-        record = read_record(directory_of(self._root / owner, KIND, run_id) / "run.json", RunRecord)
-        if record is None:
-            raise missing(KIND, run_id)
-        return self._held.get(run_id, record)
+        """The record, of a damaged run too; ApiError 404 for a run that is not there or not this owner's."""
+        directory = directory_of(self._root / owner, KIND, run_id)
+        touch(directory)
+        return self._read(directory)
 
     def update(self, record: RunRecord, change: Callable[[RunRecord], RunRecord], *, hold: bool = False) -> RunRecord:
         """Change what is kept of a run, one change at a time.
 
-        What a full disk does not take is an ApiError 507, or is held in memory with `hold`.
+        What a full disk does not take is an ApiError 507, or is held in memory with `hold`. A damaged run is an
+        ApiError 409.
         """
         with self._lock:
-            changed = change(self.get(record.owner, record.id)).model_copy(update={"updated": time.time()})
+            known = self.get(record.owner, record.id)
+            if known.status == "damaged":
+                raise ApiError(409, known.error or "")
+            if (changed := change(known)) is known:
+                return known
+            changed = changed.model_copy(update={"updated": time.time()})
             try:
-                with full_disk_as_error():
-                    write_whole(self._directory(record) / "run.json", changed.model_dump_json())
+                self._write(changed)
             except ApiError:
                 if not hold:
                     raise
                 self._held[record.id] = changed
-            else:
-                self._held.pop(record.id, None)
         return changed
+
+    def is_held(self, record: RunRecord) -> bool:
+        """Whether the disk did not take the last change of a run."""
+        return record.id in self._held
+
+    def write_held(self) -> None:
+        """Write what the disk did not take, where it has room again."""
+        with self._lock:
+            for record in list(self._held.values()):
+                with suppress(ApiError):
+                    self._write(record)
 
     def resume(self, record: RunRecord, documents: Documents = ()) -> RunRecord:
         """A run that is to be continued, with other documents after those that there are."""
         return self.update(record, lambda run: _with_documents(run, self._directory(run), documents))
 
     def list(self, owner: str | None = None) -> list[RunRecord]:
-        """All runs of an owner, or of everybody, the latest first."""
-        found = (read_record(path, RunRecord) for path in self._root.glob(f"{owner or '*'}/*/run.json"))
-        return sorted((self._held.get(record.id, record) for record in found if record), key=lambda run: -run.created)
+        """All runs of an owner, or of everybody, the latest first; damaged ones are among them."""
+        return sorted(map(self._read, directories(self._root, KIND, owner or "*")), key=lambda run: -run.created)
 
     def delete(self, record: RunRecord) -> None:
         """Forget a run."""
         with self._lock:
             self._held.pop(record.id, None)
-            shutil.rmtree(self._directory(record), ignore_errors=True)
+            remove(self._root / record.owner / record.id)
+
+    def sweep(self, before: float, under_way: Container[str]) -> None:
+        """Forget what was last used before that time, but no run under way."""
+        found = [path for path in directories(self._root, KIND) if path.name not in under_way]
+        sweep(found, before)
 
     def journal_path(self, record: RunRecord) -> Path:
         """Where the journal lies."""
-        return self._directory(record) / "journal.jsonl"
+        return self._root / record.owner / record.id / "journal.jsonl"
 
     def documents(self, record: RunRecord) -> Series:
         """What is to be read. Looks into every document."""
         directory = self._directory(record)
         files = [inspected(_document_path(directory, number), name) for number, name in enumerate(record.documents)]
         return Series(tuple(Document((file,)) for file in files))
+
+    def _read(self, directory: Path) -> RunRecord:
+        try:
+            record = read_record(directory / "run.json", RunRecord)
+            if (record.owner, record.id) != (directory.parent.name, directory.name) or not record.questions:
+                raise DamagedError("its record is that of another run")
+            sizes = tuple(_size(_document_path(directory, number)) for number in range(len(record.documents)))
+            if sizes != record.sizes:
+                raise DamagedError("a document of it is missing or is not as it was")
+        except DamagedError as error:
+            return _damaged(directory, f"this run is damaged, {error}: delete it and begin it again")
+        return self._held.get(record.id, record)
+
+    def _write(self, record: RunRecord) -> None:
+        with full_disk_as_error():
+            write_whole(self._directory(record) / "run.json", record.model_dump_json())
+        self._held.pop(record.id, None)
 
     def _directory(self, record: RunRecord) -> Path:
         return directory_of(self._root / record.owner, KIND, record.id)
@@ -119,10 +167,28 @@ def _document_path(directory: Path, number: int) -> Path:
     return directory / f"document-{number}"
 
 
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _damaged(directory: Path, error: str) -> RunRecord:
+    """What stands for the record of a run that cannot be read."""
+    seen = min(last_used(directory), time.time())
+    told = {"id": directory.name, "owner": directory.parent.name, "created": seen, "updated": seen, "error": error}
+    asked = {"model": "", "questions": (), "documents": (), "agent": DEFAULT, "sampling": SamplingParams()}
+    return RunRecord.model_validate(told | asked | {"status": "damaged"})
+
+
 def _with_documents(record: RunRecord, directory: Path, documents: Documents) -> RunRecord:
+    sizes = list(record.sizes)
     for number, (_, path) in enumerate(documents, len(record.documents)):
         target = _document_path(directory, number)
         target.unlink(missing_ok=True)  # left by a request that a full disk failed
         os.link(path, target)
+        sizes.append(target.stat().st_size)
     names = (*record.documents, *(name for name, _ in documents))
-    return record.model_copy(update={"documents": names, "status": "reading", "error": None})
+    changed = {"documents": names, "sizes": tuple(sizes), "status": "reading", "error": None, "failed_with": 503}
+    return record.model_copy(update=changed)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from memjax.episodes.journal import Line, read_lines
 from memjax.rewards.answers import extract_answer
+from memjax.rollout.identity import ModelIdentity
+
+log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
@@ -52,17 +56,26 @@ class Outcome:
     counters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(("model_calls", *_SPENT), 0)))
     seconds: dict[str, float] = field(default_factory=dict)  # of model calls, by episode
     models: set[str] = field(default_factory=set)
-    damage: str | None = None  # what is wrong with the journal, of which nothing else is then told
+    is_damaged: bool = False  # then nothing else is told
+
+    def answers(self, questions: Sequence[str]) -> bool:
+        """Whether the last drive of every question came to its answer."""
+        drives = [self.drives.get(str(number), Drive()) for number in range(len(questions))]
+        return all(drive.end is not None and drive.end.get("error") is None for drive in drives)
+
+    def is_of(self, identity: ModelIdentity) -> bool:
+        """Whether a model can continue the run."""
+        return not self.models or _told_apart(asdict(identity)) in self.models
 
     def view(self, questions: Sequence[str], *, done: bool) -> dict[str, Any]:
         """Progress, memories and answers by question, as clients see them."""
         drives = [self.drives.get(str(number), Drive()) for number in range(len(questions))]
         views = [drive.view(question) for drive, question in zip(drives, questions, strict=True)]
-        answered = done and all(view["reply"] is not None for view in views)
+        answered = done and self.answers(questions)
         shown = ("question", "answer", "reply", "memory")
         return {
-            "chunks_read": min(view["chunks"] for view in views),
-            "tokens_read": min(view["tokens"] for view in views),
+            "chunks_read": min((view["chunks"] for view in views), default=0),
+            "tokens_read": min((view["tokens"] for view in views), default=0),
             "seconds": round(max(self.seconds.values(), default=0), 3),
             "counters": dict(self.counters) | {"replayed_calls": sum(drive.replayed for drive in drives)},
             "mixed": len(self.models) > 1,
@@ -74,7 +87,7 @@ class Outcome:
         """Take a line of an episode; `made` are the calls by digest."""
         kind, episode = line["type"], line["episode"]
         if kind == "begin":
-            self.models.add(str(sorted({**line["identity"], "model": None}.items())))  # a model may be moved
+            self.models.add(_told_apart(line["identity"]))
             if not line.get("mixed"):  # else the drive under way continues with other weights
                 self.drives[episode] = Drive()
         drive = self.drives.setdefault(episode, Drive())
@@ -105,8 +118,11 @@ def _read(journal: Path, size: int, changed: int) -> Outcome:
         for _, _, line in read_lines(journal):
             if "episode" in line:
                 outcome.add(line, made)
-    except ValueError as error:
-        return Outcome(damage=str(error))
+        for drive in outcome.drives.values():
+            drive.view("")  # what a client sees of it can be made
+    except Exception as error:  # a line can be JSON of any shape, and must not cost another run anything
+        log.warning("the journal %s is damaged: %s: %s", journal, type(error).__name__, error)
+        return Outcome(is_damaged=True)
     return outcome
 
 
@@ -116,14 +132,20 @@ def event_of(number: int, line: Line) -> Event | None:
 
 
 def events_of(journal: Path, after: int) -> list[Event]:
-    """The events past the line with that number; none of a damaged journal, which fails its run."""
+    """The events past the line with that number; none of a damaged journal."""
+    if outcome_of(journal).is_damaged:
+        return []
     try:
         with open(journal, "rb") as file:
             found = [event_of(number, line) for number, _, line in read_lines(journal) if number > after]
             os.fsync(file.fileno())  # what is told must survive a power cut
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return []
     return [event for event in found if event]
+
+
+def _told_apart(identity: Line) -> str:
+    return str(sorted({**identity, "model": None}.items()))  # a model may be moved
 
 
 def _light(line: Line) -> Event:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
+from typing import IO
 
 import uvicorn
 from fastapi import FastAPI
 
 from memjax.serve.app import Parts, create_app
 from memjax.serve.backend import load_client
+from memjax.serve.disk import make_private
 from memjax.serve.errors import ApiError
 from memjax.serve.gate import TimedHead
 from memjax.serve.listening import BACKLOG, bind, raise_file_limit
 from memjax.serve.settings import ServeSettings, keys_sentence
+from memjax.whole_file import lock_directory
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +37,30 @@ def run_server(settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: 
     listening = bind(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     raise_file_limit()
+    held = hold_state(settings.state_dir.expanduser())  # before a model is loaded
     print(keys_sentence(keys, settings.host), flush=True)
     print(f"loading {settings.model}", flush=True)
     client = open_backend(settings)
     app = create_app(client, settings, keys=keys, admin_key=admin_key)
     name = app.state.parts.service.name
     print(f"http://{host}:{port} serves {name}; /ready says when it is warm", flush=True)
-    Server(app, settings).run(sockets=[listening])
+    with held:
+        Server(app, settings).run(sockets=[listening])
+
+
+def hold_state(state_dir: Path) -> IO[str]:
+    """The lock on a state directory, until it is closed; ValueError where it cannot be had.
+
+    From here on all that this process writes is its owner's alone.
+    """
+    os.umask(0o077)
+    try:
+        make_private(state_dir)
+        return lock_directory(state_dir, "stop that server, or give this one another --state-dir")
+    except OSError as error:
+        raise ValueError(
+            f"the state directory {state_dir} cannot be used ({error.strerror}): give another --state-dir"
+        ) from None
 
 
 def open_backend(settings: ServeSettings) -> Backend:

@@ -15,8 +15,10 @@ from memjax.config import load_config
 from memjax.own_code import is_own
 
 
-def _state_directory() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "memjax" / "serve"
+def _state_directory(given: Mapping[str, Any]) -> Path:
+    """By the port: servers side by side, of one model or of several, each keep their own."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state")
+    return home / "memjax" / "serve" / str(given.get("port", 0))
 
 
 class ServeSettings(BaseModel):

@@ -300,8 +300,8 @@ def test_a_disk_that_fills_up_while_reading_ends_that_reading(server, monkeypatc
         patch.setattr(os, "fsync", fill_up)
         response = server.post("/v1/memory/answers", ASK)
         run_id = response.json()["id"]
-        assert response.status_code == 503
-        assert "No space left" in response.json()["error"]
+        assert response.status_code == 507
+        assert "is full (No space left on device): what was read is kept" in response.json()["error"]
         assert status(server, run_id) == "failed"  # though its record could not be written either
         assert server.post(f"/v1/memory/answers/{run_id}/resume").status_code == 507
     made = len(calls(server, run_id))
@@ -401,16 +401,20 @@ def test_a_run_of_another_model_fails_with_the_difference_and_costs_no_other(eng
         assert len(calls(server, run["id"])) == run["counters"]["model_calls"]
 
 
-def test_a_damaged_journal_fails_its_run_and_costs_no_other(server):
+def test_a_damaged_journal_damages_its_run_and_costs_no_other(server):
     run, other = ask(server), ask(server)
     path = server.parts.runs.journal_path(server.parts.runs.get("public", run["id"]))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], b"garbage\n", *lines[3:]]))
-    assert "journal.jsonl:4 is not a journal line" in server.get(f"/v1/memory/answers/{run['id']}").json()["error"]
+    shown = server.get(f"/v1/memory/answers/{run['id']}").json()
+    assert (shown["status"], shown["answers"]) == ("damaged", None)
+    assert shown["error"] == "this run is damaged, its journal cannot be read: delete it and begin it again"
     assert {other["id"], run["id"]} <= {one["id"] for one in server.get("/v1/memory/answers").json()["data"]}
-    server.post(f"/v1/memory/answers/{run['id']}/append", {"text": "More."})
-    wait_for(lambda: status(server, run["id"]) == "failed")
-    assert events_of(server.get(f"/v1/memory/answers/{run['id']}/events"))[-1]["error"].startswith(str(path))
+    for path, body in (("append", {"text": "More."}), ("resume", None)):
+        refused = server.post(f"/v1/memory/answers/{run['id']}/{path}", body)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (409, shown["error"])
+    closed = {"type": "closed", "status": "damaged", "error": shown["error"]}
+    assert events_of(server.get(f"/v1/memory/answers/{run['id']}/events"))[-1] == closed
     server.post(f"/v1/memory/answers/{other['id']}/append", {"text": "More."})
     wait_done(server, other["id"])
 
@@ -421,7 +425,8 @@ def test_a_journal_that_another_process_writes_fails_the_run_and_can_be_resumed(
     with Journal(path):
         server.post(f"/v1/memory/answers/{run['id']}/append", {"text": "More."})
         wait_for(lambda: status(server, run["id"]) == "failed")
-        assert "is in use by process" in server.get(f"/v1/memory/answers/{run['id']}").json()["error"]
+        error = server.get(f"/v1/memory/answers/{run['id']}").json()["error"]
+        assert error == f"journal.jsonl is in use by process {os.getpid()}"
     server.post(f"/v1/memory/answers/{run['id']}/resume")
     wait_done(server, run["id"])
 

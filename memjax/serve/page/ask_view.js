@@ -3,7 +3,7 @@
 import { ServerError, server } from "./api.js";
 import { byId, clear, element, listen, show } from "./dom.js";
 
-const STATES = { reading: "being read", stopped: "stopped", done: "answered", failed: "failed" };
+const STATES = { reading: "being read", stopped: "stopped", done: "answered", failed: "failed", damaged: "damaged" };
 
 let files = [];
 let callbacks = null;
@@ -18,7 +18,7 @@ export async function showAsk(given) {
       element(
         "li",
         {},
-        element("a", { href: `#${run.id}` }, run.questions.join(" · ")),
+        element("a", { href: `#${run.id}` }, run.questions.join(" · ") || run.error),
         element("span", { className: "quiet" }, [run.documents.join(", "), STATES[run.status], when(run)].join(" · ")),
       ),
     );

@@ -11,7 +11,7 @@ const MOST_BARS_AHEAD = 400;
 const ANNOUNCE_SECONDS = 4; // chunks may come faster than they can be read out
 const RENDER_MILLISECONDS = 50; // a run that is found again tells all its chunks at once
 const MOST_TITLES = 4; // a file may hold hundreds of episodes
-const ENDED = { done: "Read to the end", stopped: "Stopped", failed: "Failed" };
+const ENDED = { done: "Read to the end", stopped: "Stopped", failed: "Failed", damaged: "Damaged" };
 
 export class ReadingView {
   constructor(reading, { chunk, onProblem, onResumed }) {
