@@ -50,9 +50,13 @@ class Ending:
             return tuple(self._running)
 
     def end(self) -> None:
-        """Kill them."""
+        """Kill them, and those that are started from now on."""
+        self.over = True
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill those that run."""
         with self._lock:
-            self.over = True
             for process in self._running:
                 process.kill()
 
@@ -73,7 +77,7 @@ ENDING: ContextVar[Ending | None] = ContextVar("memjax_parsing_ending", default=
 """On whose behalf the files of this context are parsed."""
 
 EVERYBODY = Ending()
-"""All parsers of this process: a server ends them when it is told to stop."""
+"""All parsers of this process: a server kills them when it is told to stop."""
 
 
 @contextmanager
