@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ app = typer.Typer(
     "Try it: `memjax quickstart --model MODEL`. Then ask about a document of yours: "
     '`memjax ask "Who did it?" book.txt --model MODEL`.',
 )
+
+_INTERRUPTED = 130
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Model = Annotated[
@@ -465,7 +468,15 @@ def _root(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code != _INTERRUPTED:
+            raise
+        # What was done is on disk. Taking the interpreter down while XLA still compiles in a thread would crash it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_INTERRUPTED)
 
 
 @contextmanager
@@ -481,7 +492,7 @@ def errors_as_sentences(debug: bool) -> Iterator[None]:
         raise
     except KeyboardInterrupt as stop:
         _print_notes(stop)
-        raise typer.Exit(130) from None
+        raise typer.Exit(_INTERRUPTED) from None
     except Exception as error:  # the boundary to the person at the terminal
         if debug:
             raise

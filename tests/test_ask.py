@@ -63,7 +63,8 @@ def kept():
     return sorted(journals.journal_directory().glob("*"))
 
 
-def test_the_answer_alone_goes_to_standard_output(document):
+def test_the_answer_alone_goes_to_standard_output(document, monkeypatch):
+    monkeypatch.setattr("memjax.ask_display._LINES_EVERY", 0)
     with serving(CODE) as service:
         result = ask(service, "What is the code?", document)
     assert result.exit_code == 0, result.stderr
@@ -72,7 +73,14 @@ def test_the_answer_alone_goes_to_standard_output(document):
     first = next(line for line in result.stderr.splitlines() if line.startswith("chunk 1 of about"))
     assert "tokens/s" not in first
     assert "left" not in first
-    assert re.search(r"^chunk 2 of .*tokens/s, .* left$", result.stderr, re.MULTILINE)
+    assert re.search(r"^chunk 3 of .*tokens/s, .* left$", result.stderr, re.MULTILINE)
+
+
+def test_without_a_terminal_lines_are_few(document):
+    with serving(CODE) as service:
+        result = ask(service, "What is the code?", document)
+    assert "chunk 2" not in result.stderr  # less than five seconds after the first
+    assert "answering" in result.stderr
     assert re.search(r"^\d+ document tokens in \d chunks, .* s, \d+ tokens/s\.$", result.stderr, re.MULTILINE)
 
 
