@@ -6,9 +6,10 @@ import asyncio
 import fcntl
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, Journal
 from memjax.episodes.run import check_window, longest_turn, run_episode
 from memjax.journals import expire, journal_directory, journal_path
-from memjax.rewards.answers import extract_answer
+from memjax.rewards.answers import extract_answer, without_thinking
 from memjax.rollout.connect import (
     DeferredClient,
     LocalModel,
@@ -86,21 +87,43 @@ class Asked:
     journal: Path
     chunks: int = 0
     memory: str = ""
+    turns: Counter[str] = field(default_factory=Counter)  # by kind
+    empty: dict[str, Counter[str]] = field(default_factory=dict)  # turns whose reply said nothing: kind, reason, number
     trajectory: Trajectory | None = None
 
     def add(self, turn: Turn) -> None:
         """Take a turn of its episode."""
         if turn.chunk is not None:
             self.chunks = max(self.chunks, turn.chunk.index + 1)
-            self.memory = turn.reply.text if turn.reply.part() is not None else self.memory
+            said = without_thinking(turn.reply.text)
+            self.memory = said if said.strip() else self.memory
+        self.turns[turn.kind] += 1
+        if turn.reply.part() is None:
+            completion = turn.reply.completion
+            reason = completion.error or f"finish_reason {completion.finish_reason}"
+            self.empty.setdefault(turn.kind, Counter())[reason] += 1
+
+    @property
+    def notes(self) -> list[str]:
+        """Which replies said nothing, and why, as sentences."""
+        said = []
+        for kind, reasons in self.empty.items():
+            what, option = {"final": ("answers", "--answer-tokens")}.get(kind, ("memories", "--memory-tokens"))
+            advice = f": raise {option}" if any("length" in reason for reason in reasons) else ""
+            said.append(
+                f"{reasons.total()} of {self.turns[kind]} {what} came back empty ({'; '.join(reasons)}){advice}"
+                if kind in ("memory", "final")
+                else f"{reasons.total()} of {self.turns[kind]} replies ({kind}) came back empty ({'; '.join(reasons)})"
+            )
+        return said
 
     def to_json(self) -> dict[str, JsonValue]:
         """The answer, and what it was made from."""
         assert self.trajectory is not None
         counted = {name: self.trajectory.counters.get(name, 0) for name in ("empty_updates", "truncated_memories")}
-        answer = extract_answer(self.trajectory.answer)
+        answer = extract_answer(without_thinking(self.trajectory.answer))
         said = {"question": self.question, "answer": answer, "reply": self.trajectory.answer, "memory": self.memory}
-        return {**said, **counted, "journal": str(self.journal)}
+        return {**said, **counted, "notes": [*self.notes], "journal": str(self.journal)}
 
 
 @dataclass(frozen=True)
@@ -155,6 +178,8 @@ def ask(
             asyncio.run(_read(session, asked, journals, display))
     ended = [one.trajectory for one in asked if one.trajectory]
     display.summarise(ended, asked[0].chunks, [one.journal for one in asked])
+    for note in dict.fromkeys(note for one in asked for note in one.notes):
+        display.note(note)
     return session, asked
 
 

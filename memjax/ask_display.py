@@ -89,8 +89,6 @@ class AskDisplay:
         self._say(f"{replayed}{read}, {seconds:.1f} s{rate if tokens else ''}.")
         if left_out := int(sum(one.counters["truncated_tokens"] for one in trajectories)) // len(trajectories):
             self._say(f"{left_out} tokens in the middle of the text did not fit and were left out.")
-        if any(not one.answer.strip() for one in trajectories):
-            self._say("A reply was empty.")
         if cut := int(sum(one.counters.get("truncated_memories", 0) for one in trajectories)):
             self._say(f"{_counted(cut, 'memory', 'memories')} ended at the memory budget; --memory-tokens raises it.")
         for journal in dict.fromkeys(journals):

@@ -32,6 +32,9 @@ class MemAgent(AgentConfig):
     prompts: Path | None = None
     """Prompts instead of the bundled ones: a directory, or a Python file of the MemAgent repository."""
 
+    raw_memory: bool = False
+    """Whether a memory goes on as it was written, with thinking and the prompt's own tags, as in MemAgent's code."""
+
     async def __call__(self, task: Task, episode: Episode) -> str:
         """Read the task's context and answer."""
         prompts = self.loaded_prompts
@@ -41,7 +44,7 @@ class MemAgent(AgentConfig):
         async for chunk in episode.chunks(task.context, self.chunk, tags=prompts.tags):
             prompt = prompts.memory.fill({"question": question, "memory": memory, "chunk": chunk.ids})
             reply = await episode.chat(prompt, max_tokens=self.memory, kind="memory", chunk=chunk)
-            written = reply.part()
+            written = reply.whole() if self.raw_memory else reply.part(tags=prompts.tags)
             episode.count("empty_updates", written is None)
             episode.count("truncated_memories", written is not None and reply.truncated)
             memory = memory if written is None else written

@@ -128,7 +128,7 @@ def decoded(file: InputFile) -> Iterator[tuple[str, float]]:
                 bad = error.object[error.start]
                 raise ValueError(
                     f"{file.name} is not valid {encoding.upper()}: byte 0x{bad:02x} at offset "
-                    f"{offset - pending + error.start} cannot be decoded; convert it first with iconv -f NAME -t utf-8: "
+                    f"{offset - pending + error.start} cannot be decoded; convert it with iconv -f NAME -t utf-8: "
                     "cp1252 for Western text, shift_jis for Japanese, gb18030 for Chinese"
                 ) from None
             yield newlines.decode(text, final=not piece), min(1.0, raw.tell() / file.size)

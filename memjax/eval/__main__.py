@@ -16,6 +16,7 @@ from memjax.agents.prompt_files import LAYOUTS
 from memjax.agents.registry import AGENTS, DEFAULT
 from memjax.eval.config import EvalConfig, load_config
 from memjax.eval.suites import SUITES, suite_named
+from memjax.rewards.answers import without_thinking
 from memjax.rollout.client import ClientError
 
 if TYPE_CHECKING:
@@ -112,14 +113,18 @@ def run(
     except KeyboardInterrupt:
         _stop("interrupted; what was read is kept: run the same command again to continue", INTERRUPTED)
     failed = sum(row.error is not None for row in finished.rows.values())
+    empty = sum(row.error is None and not without_thinking(row.response).strip() for row in finished.rows.values())
     of_smoke = chosen.suite == "smoke"
+    if empty:
+        said = f"{empty} of {len(finished.rows)} answers were empty and count as wrong: look into their samples"
+        typer.echo(f"{'not everything works: ' if of_smoke and not failed else ''}{said}", err=True)
     if failed:
         verdict = "not everything works: " if of_smoke else ""
         said = f"{failed} of {len(finished.rows)} samples failed and count as wrong; run the same command to retry them"
         typer.echo(f"{verdict}{said}", err=True)
-    elif of_smoke:
+    elif of_smoke and not empty:
         typer.echo(f"everything works: all {len(finished.rows)} samples were answered, well or badly", err=True)
-    if failed == len(finished.rows):
+    if failed == len(finished.rows) or (of_smoke and empty):
         raise typer.Exit(FAILURE)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from memjax.rollout.text import whole_characters
 from memjax.serve.errors import ApiError, not_json
 
 _STRING = re.compile(rb'"(?:[^"\\]+|\\.)*+("|\\?\Z)', re.DOTALL)
@@ -83,7 +84,7 @@ def parse_json(body: bytes) -> Any:
 
 def _whole(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return whole_characters(value)
     if isinstance(value, dict):
         return {_whole(key): _whole(item) for key, item in value.items()}
     return [_whole(item) for item in value] if isinstance(value, list) else value
