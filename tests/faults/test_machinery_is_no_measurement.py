@@ -22,7 +22,14 @@ from memjax.rollout.http import RetryPolicy
 MEMORY, ANSWER = "The gardener kept the key.", "gardener"
 BUDGETS = ["--chunk-tokens", "100", "--memory-tokens", "64", "--answer-tokens", "64"]
 FINISHED = ("stop", "length", "tool_calls", None)
-FAILED = ("error", "abort", "network_error", "insufficient_system_resource", "model_context_window_exceeded", "gibberish")
+FAILED = (
+    "error",
+    "abort",
+    "network_error",
+    "insufficient_system_resource",
+    "model_context_window_exceeded",
+    "gibberish",
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,9 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 words = st.sampled_from(["", "upstream died", "Insufficient balance", "no room"])
-usages = st.sampled_from([{}, None, {"prompt_tokens": None}, {"completion_tokens": float("nan")}, {"prompt_tokens": "5"}])
+usages = st.sampled_from(
+    [{}, None, {"prompt_tokens": None}, {"completion_tokens": float("nan")}, {"prompt_tokens": "5"}]
+)
 sayings = st.builds(
     Said,
     status=st.sampled_from([200] * 9 + [400, 402, 429, 500, 503]),
