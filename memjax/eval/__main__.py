@@ -113,7 +113,7 @@ def run(
     except KeyboardInterrupt:
         _stop("interrupted; what was read is kept: run the same command again to continue", INTERRUPTED)
     failed = sum(row.error is not None for row in finished.rows.values())
-    empty = sum(row.error is None and not without_thinking(row.response).strip() for row in finished.rows.values())
+    empty = sum(row.error is None and not without_thinking(row.extracted).strip() for row in finished.rows.values())
     of_smoke = chosen.suite == "smoke"
     if empty:
         said = f"{empty} of {len(finished.rows)} answers were empty and count as wrong: look into their samples"

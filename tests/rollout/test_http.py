@@ -335,6 +335,6 @@ async def test_calls_that_come_back_apart_are_in_the_text(content, text):
     body = 200, {"content-type": "application/json"}, json.dumps({"choices": [answer]}).encode()
     with serving(body) as service:
         client = HttpClient("m", ByteTokenizer(), url=service.url)
-        (completion,) = await client.complete(HELLO, SamplingParams())
+        (completion,) = await client.complete(Prompt(HELLO.messages, tools=(TOOL,)), SamplingParams())
         await client.close()
     assert (completion.text, completion.finish_reason) == (text, "stop")
