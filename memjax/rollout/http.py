@@ -19,8 +19,8 @@ import httpx
 import numpy as np
 
 from memjax.rollout.client import ClientError, Message, Prompt, ToolCall
-from memjax.rollout.text import whole_characters
 from memjax.rollout.tool_calls import parse_tool_calls, write_tool_calls
+from memjax.text import whole_characters
 from memjax.trajectory import Completion, FinishReason, SamplingParams
 
 DEFAULT_URL = "http://localhost:8000/v1"
