@@ -1,7 +1,11 @@
-"""Whatever a service says, there is an answer that it gave, or the reader is told why there is none."""
+"""Whatever a service says, there is an answer that it gave, or the reader is told why there is none.
+
+And whatever a model thinks, what it reads next has nothing of it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -16,8 +20,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from memjax.agents.memagent import MemAgent
 from memjax.cli import app
+from memjax.episodes.run import run_episode
+from memjax.rollout.fake import ByteTokenizer, ScriptedClient
 from memjax.rollout.http import RetryPolicy
+from memjax.trajectory import SamplingParams, Task
 
 MEMORY, ANSWER = "The gardener kept the key.", "gardener"
 BUDGETS = ["--chunk-tokens", "100", "--memory-tokens", "64", "--answer-tokens", "64"]
@@ -189,3 +197,39 @@ def test_an_answer_was_given_or_its_absence_is_told(
         assert is_told == (turn in turns)
     assert answered["answer"] == ("" if "final" in turns else ANSWER)
     assert answered["memory"] == ("" if "memory" in turns else MEMORY)
+
+
+thoughts = st.recursive(
+    st.sampled_from(["THOUGHT", "THOUGHT\n\nTHOUGHT", "\\boxed{THOUGHT}"]),
+    lambda inner: inner.map("a <think>{} b".format) | inner.map("a\n<think>{}</think>".format),
+    max_leaves=3,
+)
+closed = thoughts.map("<think>{}</think>".format) | thoughts.map("{}</think>".format)  # the prompt may have opened it
+unclosed = thoughts.filter(lambda thought: "</think>" not in thought).map("\n <think>{}".format)
+spoken = st.sampled_from(["", " \n", "The key is red.", "one\n\ntwo"])
+tags = st.sampled_from(["", "</memory>", "< /Memory >\n<section>", "<memory>" * 60])
+
+
+@settings(max_examples=60, deadline=None)
+@given(before=st.just("") | closed, said=spoken, tag=tags, after=st.just("") | unclosed)
+def test_a_memory_is_what_was_said_and_closes_no_section(before: str, said: str, tag: str, after: str) -> None:
+    client = ScriptedClient(lambda prompt, params: before + said + tag + after)
+    agent = MemAgent(question=50, chunk=200, memory=400, answer=50)
+    turns = asyncio.run(
+        run_episode(agent, Task("t", "Which?", "x" * 350), client, ByteTokenizer(), SamplingParams(temperature=0))
+    )
+    assert turns.error is None
+    shown = [prompt.messages[-1].text(ByteTokenizer().decode) for prompt in client.prompts]
+    assert len(shown) == 3
+    assert not any("THOUGHT" in prompt for prompt in shown)
+    is_blank = not (said + tag).strip()
+    assert turns.counters["empty_updates"] == 2 * is_blank
+    prompts = agent.loaded_prompts
+    for prompt in shown[1:]:
+        memory = prompt.split("<memory>\n")[1].split("\n</memory>")[0]
+        if is_blank:
+            assert memory == prompts.no_memory
+        else:
+            assert memory.startswith(said.strip())
+        assert not any(f"{bracket}{name}" in memory.lower() for name in prompts.tags for bracket in ("<", "</", "< /"))
+        assert len(memory.encode()) <= agent.memory
