@@ -341,7 +341,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int:
-    """A number of tokens; 0 where the service gives none that could be one, which costs no reply."""
+    """A number of tokens; 0 where the service gives none that could be one, which costs nothing."""
     value = usage.get(name)
     return int(value) if isinstance(value, int | float) and 0 < value < math.inf else 0
 
@@ -419,12 +419,12 @@ def _retry_after(response: httpx.Response) -> float | None:
     """Seconds, from either form of the header."""
     value = response.headers.get("retry-after", "")
     try:
-        return float(value)
+        return float(value) if math.isfinite(float(value)) else None
     except ValueError:
         pass
     try:
         return email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -438,6 +438,6 @@ def served_models(url: str, api_key: str) -> dict[str, int | None]:
     try:
         response = httpx.get(base.copy_with(path=base.path.rstrip("/") + "/models"), headers=headers, timeout=5.0)
         listed = response.json()["data"] if response.is_success else []
-        return {str(model["id"]): model.get("max_model_len") for model in listed}
+        return {str(model["id"]): _count(model, "max_model_len") or None for model in listed}
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return {}

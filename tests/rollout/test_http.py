@@ -7,6 +7,7 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 
 from memjax.rollout.client import ClientError, Message, Prompt, ToolCall
@@ -172,6 +173,9 @@ async def test_retry_after_is_honoured_up_to_a_bound():
     assert time.monotonic() - started >= 0.3
     with serving(said(429, retry_after="Wed, 21 Oct 2015 07:28:00 GMT"), chat("hi")) as service:
         await complete(service)  # a date that is past asks for no wait
+    for odd in ("nan", "inf", "soon", "Wed, 21 Oct 99999 07:28:00 GMT"):
+        with serving(said(429, retry_after=odd), chat("hi")) as service:
+            assert (await complete(service))[0].text == "hi"
 
 
 FINAL = [
@@ -383,6 +387,13 @@ def test_a_service_that_does_not_list_its_models_serves_none_known():
     with serving(chat("hi")) as service:  # it answers GET with 501
         assert served_models(service.url, "") == {}
     assert served_models(service.url, "") == {}
+
+
+@pytest.mark.parametrize("window", [None, "4096", -1, 0, float("nan"), [4096]])
+def test_a_window_that_is_none_is_not_known(monkeypatch, window):
+    listed = json.dumps({"data": [{"id": "m", "max_model_len": window}]})
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: httpx.Response(200, text=listed))
+    assert served_models("http://localhost/v1", "") == {"m": None}
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
