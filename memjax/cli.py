@@ -347,8 +347,8 @@ def serve(
     with errors_as_sentences(debug):
         import os
 
-        from memjax.serve.server import run_server
         from memjax.serve.settings import read_admin_key, read_keys, read_settings
+        from memjax.tokenizer_files import locate
 
         given = {
             "model": model,
@@ -370,7 +370,12 @@ def serve(
             "state_dir": str(state_dir) if state_dir else None,
         }
         keys, admin_key = read_keys(api_key, os.environ), read_admin_key(os.environ)
-        run_server(read_settings(config, given, agent_settings or ()), keys=keys, admin_key=admin_key)
+        settings = read_settings(config, given, agent_settings or ())
+        locate(settings.model)
+
+        from memjax.serve.server import run_server  # with jax, which takes seconds to load
+
+        run_server(settings, keys=keys, admin_key=admin_key)
 
 
 @app.command()
@@ -412,10 +417,14 @@ def convert(
     with errors_as_sentences(debug):
         from rich.console import Console
 
-        from memjax.checkpoint import convert as write_model
+        from memjax.tokenizer_files import locate
 
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f"--dtype must be float32 or bfloat16, got {dtype!r}")
+        locate(source)
+
+        from memjax.checkpoint import convert as write_model  # with jax, which takes seconds to load
+
         console = Console(stderr=True)
         with console.status(f"converting {source}") as status:
             write_model(source, target, dtype, lambda done, n, name: status.update(f"{done} of {n} tensors, {name}"))
@@ -445,7 +454,7 @@ _mount("plan", "memjax.plan.__main__", "Say whether a training run fits on a sli
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.", is_eager=True)] = False,
 ) -> None:
     if version:
         from memjax import __version__
