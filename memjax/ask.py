@@ -40,6 +40,7 @@ from memjax.rollout.connect import (
     open_client,
 )
 from memjax.rollout.identity import ModelIdentity
+from memjax.text import whole_characters
 from memjax.tokenizer import Tokenizer
 from memjax.trajectory import SamplingParams, Task, Trajectory
 
@@ -298,9 +299,10 @@ def _settings(given: Mapping[str, Any], agent: Mapping[str, Any]) -> AskSettings
         raise ValueError(f"{option_of(error.key)}: {error.problem}") from None
     if not settings.questions:
         raise ValueError('no question given: memjax ask "QUESTION" FILE')
+    questions = tuple(dict.fromkeys(map(whole_characters, settings.questions)))
     files = tuple(name if name == "-" else str(Path(name).absolute()) for name in settings.files)
     _ = settings.sampling
-    return settings.model_copy(update={"files": files, "questions": tuple(dict.fromkeys(settings.questions))})
+    return settings.model_copy(update={"files": files, "questions": questions})
 
 
 @contextmanager

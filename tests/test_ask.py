@@ -166,6 +166,23 @@ def test_a_question_may_come_without_a_document_where_the_agent_needs_none(docum
     assert (refused.exit_code, "no document given" in refused.stderr) == (2, True)
 
 
+def test_replies_that_say_nothing_are_told_with_what_to_do(document):
+    with serving(lambda prompt, params: "<think>on and on" if "section" in prompt else "4711") as service:
+        result = ask(service, "What is the code?", document, "--json")
+    (answered,) = json.loads(result.stdout)["answers"]
+    (note,) = answered["notes"]
+    assert (answered["answer"], answered["memory"]) == ("4711", "")
+    assert re.fullmatch(r"(\d+) of \1 memories came back empty \(finish_reason stop\)", note)
+    assert note in result.stderr
+
+
+def test_half_a_character_in_a_question_is_read_as_text(document):
+    with serving(CODE) as service:
+        result = ask(service, "What \udc80 is the code?", document, "--json")
+    assert json.loads(result.stdout)["answers"][0]["question"] == "What \ufffd is the code?"
+    assert "What \ufffd is" in service.prompts[0]
+
+
 def test_default_budgets_shrink_to_a_small_window_and_chosen_ones_are_refused(document):
     with serving(CODE, window=2048) as service:
         result = run("ask", "What is the code?", document, "--url", service.url, "--json")

@@ -16,7 +16,6 @@ from memjax.agents.prompt_files import LAYOUTS
 from memjax.agents.registry import AGENTS, DEFAULT
 from memjax.eval.config import EvalConfig, load_config
 from memjax.eval.suites import SUITES, suite_named
-from memjax.rewards.answers import without_thinking
 from memjax.rollout.client import ClientError
 
 if TYPE_CHECKING:
@@ -113,11 +112,13 @@ def run(
     except KeyboardInterrupt:
         _stop("interrupted; what was read is kept: run the same command again to continue", INTERRUPTED)
     failed = sum(row.error is not None for row in finished.rows.values())
-    empty = sum(row.error is None and not without_thinking(row.extracted).strip() for row in finished.rows.values())
+    read = [row for row in finished.rows.values() if row.error is None]
+    empty = sum(row.empty_replies for row in read)
     of_smoke = chosen.suite == "smoke"
     if empty:
-        said = f"{empty} of {len(finished.rows)} answers were empty and count as wrong: look into their samples"
-        typer.echo(f"{'not everything works: ' if of_smoke and not failed else ''}{said}", err=True)
+        said = f"{empty} of {sum(row.model_calls for row in read)} replies said nothing (blank, or thinking only)"
+        advice = "raise --memory-tokens and --answer-tokens if they were cut"
+        typer.echo(f"{'not everything works: ' if of_smoke and not failed else ''}{said}: {advice}", err=True)
     if failed:
         verdict = "not everything works: " if of_smoke else ""
         said = f"{failed} of {len(finished.rows)} samples failed and count as wrong; run the same command to retry them"

@@ -22,7 +22,7 @@ def extract_answer(text: str) -> str:
 
     Only the text after the model's thinking is looked at.
     """
-    text = after_thinking(text)
+    text = without_thinking(text)
     for extract in (extract_boxed, extract_tag, extract_answer_is):
         answer = extract(text)
         if answer is not None:

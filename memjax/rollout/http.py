@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import math
 import os
 import random
 import re
@@ -18,8 +19,8 @@ import httpx
 import numpy as np
 
 from memjax.rollout.client import ClientError, Message, Prompt, ToolCall
-from memjax.rollout.text import whole_characters
 from memjax.rollout.tool_calls import parse_tool_calls, write_tool_calls
+from memjax.text import whole_characters
 from memjax.trajectory import Completion, FinishReason, SamplingParams
 
 DEFAULT_URL = "http://localhost:8000/v1"
@@ -212,11 +213,12 @@ class HttpClient:
             found = len(choices) if isinstance(choices, list) else "no"
             return _Failure(400, f"{self._shown} answered with {found} choices where {n} were asked for")
         for choice in choices[:n]:
-            reason = choice.get("finish_reason") if isinstance(choice, Mapping) else None
-            if reason is not None and reason not in _FINISH_REASONS:
+            if not isinstance(choice, Mapping):
+                return _Failure(400, f"{self._shown} answered with a choice that is no JSON object")
+            if choice.get("error") or _reason(choice) not in _FINISH_REASONS:
                 error = choice.get("error")
                 said = error.get("message", error) if isinstance(error, Mapping) else error
-                message = f"{self._shown} ended a reply with finish_reason {str(reason)[:50]!r}"
+                message = f"{self._shown} ended a reply with finish_reason {str(choice.get('finish_reason'))[:50]!r}"
                 return _Failure(500, message + self._words(said))
         return None
 
@@ -246,7 +248,7 @@ class HttpClient:
         return self._words(said)
 
     def _words(self, said: Any) -> str:
-        said = " ".join(str(said or "").split())
+        said = " ".join(whole_characters(str(said or "")).split())
         if self._key:
             said = said.replace(self._key, "***")
         return f"; it said: {said[:300]}" if said else ""
@@ -267,7 +269,7 @@ class HttpClient:
 
     def _completions(self, body: Mapping[str, Any], n: int, tools: bool, seconds: float) -> list[Completion]:
         choices = body["choices"]
-        usage = body.get("usage") or {}
+        usage = _mapping(body.get("usage"))
         try:
             ordered = sorted(choices[:n], key=lambda choice: choice.get("index", 0))
             return [_completion(choice, usage, n, tools, seconds) for choice in ordered]
@@ -308,12 +310,12 @@ class _Failure:
 
 def _completion(choice: Mapping[str, Any], usage: Mapping[str, Any], n: int, tools: bool, seconds: float) -> Completion:
     message = choice["message"] if tools else {**choice["message"], "tool_calls": None}
-    finish = _FINISH_REASONS[choice.get("finish_reason") or "stop"]
+    finish = _FINISH_REASONS[_reason(choice)]
     text, error = whole_characters(_text_of(message)), None
     if finish == "error":
         error = "the service's content filter stopped the reply"
     elif not text.strip() and message.get("refusal"):
-        finish, error = "error", f"the model refused to reply: {str(message['refusal'])[:300]}"
+        finish, error = "error", f"the model refused to reply: {whole_characters(str(message['refusal']))[:300]}"
     elif not text.strip():
         error = _why_empty(choice["message"], finish, usage)
     return Completion(
@@ -322,19 +324,33 @@ def _completion(choice: Mapping[str, Any], usage: Mapping[str, Any], n: int, too
         logprobs=np.zeros(0, np.float32),
         text=text,
         finish_reason=finish,
-        prompt_tokens=usage.get("prompt_tokens") or 0,
-        completion_tokens=(usage.get("completion_tokens") or 0) // n,  # services report the sum over the choices
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        completion_tokens=_count(usage, "completion_tokens") // n,  # services report the sum over the choices
+        cached_tokens=_count(_mapping(usage.get("prompt_tokens_details")), "cached_tokens"),
         seconds=seconds,
         error=error,
     )
+
+
+def _reason(choice: Mapping[str, Any]) -> str:
+    return str(choice.get("finish_reason") or "stop").lower()
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    """A number of tokens; 0 where the service gives none that could be one, which costs nothing."""
+    value = usage.get(name)
+    return int(value) if isinstance(value, int | float) and 0 < value < math.inf else 0
 
 
 def _why_empty(message: Mapping[str, Any], finish: str, usage: Mapping[str, Any]) -> str:
     """What is known of a reply without text."""
     if message.get("tool_calls"):
         return "it calls tools that were not offered"
-    tokens = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    tokens = _count(_mapping(usage.get("completion_tokens_details")), "reasoning_tokens")
     thought = message.get("reasoning_content") or message.get("reasoning")
     if not tokens and not thought:
         return f"finish_reason {finish}"
@@ -347,7 +363,10 @@ def _text_of(message: Mapping[str, Any]) -> str:
         ToolCall(call.get("id") or "", call["function"]["name"], call["function"].get("arguments") or "{}")
         for call in message.get("tool_calls") or ()
     ]
-    return write_tool_calls(message.get("content") or "", calls)
+    content = message.get("content") or ""
+    if isinstance(content, list):  # parts, of which some services send thinking and text
+        content = "".join(part["text"] for part in content if part.get("type") == "text")
+    return write_tool_calls(content, calls)
 
 
 def _for_service(messages: Sequence[Message], decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
@@ -400,12 +419,12 @@ def _retry_after(response: httpx.Response) -> float | None:
     """Seconds, from either form of the header."""
     value = response.headers.get("retry-after", "")
     try:
-        return float(value)
+        return float(value) if math.isfinite(float(value)) else None
     except ValueError:
         pass
     try:
         return email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -419,6 +438,6 @@ def served_models(url: str, api_key: str) -> dict[str, int | None]:
     try:
         response = httpx.get(base.copy_with(path=base.path.rstrip("/") + "/models"), headers=headers, timeout=5.0)
         listed = response.json()["data"] if response.is_success else []
-        return {str(model["id"]): model.get("max_model_len") for model in listed}
+        return {str(model["id"]): _count(model, "max_model_len") or None for model in listed}
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return {}
