@@ -211,7 +211,7 @@ class WeightsRequest(Body):
 
 
 class MemoryRequest(Body):
-    """/v1/memory/answers. The document is that of another run, text, files uploaded before, or several in that order."""
+    """/v1/memory/answers. Its documents: those of another run, text, files uploaded before, in that order."""
 
     model: str | None = None
     from_run: str | None = None

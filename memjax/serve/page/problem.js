@@ -3,14 +3,16 @@
 import { hasKey } from "./api.js";
 import { byId, clear, element, show } from "./dom.js";
 
+const box = byId("problem"); // kept here: the list that it stands in may be emptied
+
 /** Say what went wrong, behind an element or at the top of the page; null says that it is over. */
 export function say(error, { beside = null, more = "" } = {}) {
-  const box = clear(byId("problem"));
+  clear(box);
   show(box, error !== null);
   if (error === null) return;
   if (beside) beside.after(box);
   else document.querySelector("main").prepend(box);
-  if (error.status === 401) askForKey(box);
+  if (error.status === 401) askForKey();
   else box.append(element("p", {}, `${error.message}${more}`));
   if (error.status === 404 && !beside) box.append(element("p", {}, element("a", { href: "/" }, "Begin another reading")));
   if (!beside || error.status === 401) return;
@@ -31,7 +33,7 @@ export async function attempt(action, button, beside = button.closest(".actions"
   }
 }
 
-function askForKey(box) {
+function askForKey() {
   box.append(element("p", {}, hasKey() ? "This is no key of this server." : "Enter the API key of this server above."));
   show("key-box", true);
   byId("key-box").open = true;

@@ -11,6 +11,7 @@ import { marked, sourced } from "./words.js";
 const MOST_BARS_AHEAD = 400;
 const ANNOUNCE_SECONDS = 4; // chunks may come faster than they can be read out
 const RENDER_MILLISECONDS = 50; // a run that is found again tells all its chunks at once
+const FEW_SECONDS = 5;
 const ENDED = { done: "Read to the end", stopped: "Stopped", failed: "Failed", damaged: "Damaged" };
 
 export class ReadingView {
@@ -171,7 +172,7 @@ export class ReadingView {
     if (end) return [chunks, error ? `failed: ${error}` : "answered", again];
     if (done) return [chunks, "answering"];
     const since = (Date.now() - this.stepStarted) / 1000;
-    const left = secondsLeft === null ? "" : `${duration(Math.max(1, secondsLeft - since))} left`;
+    const left = secondsLeft === null ? "" : `${about(secondsLeft - since)} left`;
     return [`${chunks} read`, speed, left];
   }
 
@@ -324,6 +325,11 @@ export class ReadingView {
 
 function withMarks(text, wanted) {
   return marked(text, wanted).flatMap(({ mark, text: rest }) => (mark ? [element("mark", {}, mark), rest] : [rest]));
+}
+
+/** How long it takes, which is estimated: the last seconds are not counted down. */
+function about(seconds) {
+  return seconds <= FEW_SECONDS ? "a few seconds" : `about ${duration(seconds)}`;
 }
 
 function changeWords({ spans, added, dropped }) {
