@@ -137,7 +137,7 @@ class RunStore:
         """Where the journal lies."""
         return self._root / record.owner / record.id / "journal.jsonl"
 
-    def kept(self, record: RunRecord) -> list[tuple[str, Path]]:
+    def kept(self, record: RunRecord) -> Documents:
         """The names of a run's documents, and where their bytes lie: another run may link to them."""
         directory = self._directory(record)
         return [(name, _document_path(directory, number)) for number, name in enumerate(record.documents)]

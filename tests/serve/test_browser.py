@@ -322,7 +322,7 @@ def test_after_the_answer_it_is_asked_again_read_on_and_taken_away(server, page,
         page.get_by_role("button", name="Copy the answer").click()
         expect(page.locator("#copied")).to_have_text("Copied.")
         assert page.evaluate("navigator.clipboard.readText()") == answer
-        page.evaluate("navigator.clipboard.writeText = () => Promise.reject()")
+        page.evaluate("void (navigator.clipboard.writeText = () => Promise.reject())")
         page.get_by_role("button", name="Copy the answer").click()
         expect(page.locator("#copied")).to_contain_text("The answer is selected")
         expect(page.locator("#answer-plain")).to_be_focused()
@@ -395,13 +395,13 @@ def test_a_damaged_reading_is_told_of_and_deleted_and_one_whose_events_fail_is_n
 
 def test_a_long_question_is_cut_to_two_lines_and_can_be_seen(server, page, book):
     page.set_viewport_size({"width": 360, "height": 640})
-    long = "Who is the woman of whom the story tells, and what did she keep, and from whom, and for how long? " * 3
+    long = "Who is the woman of whom the story tells, and what did she keep, and from whom, and for how long?"
     ask(page, server.url, text=book.read_text()[:1500], questions=f"{long}\nAnd when?")
     title = page.locator("#reading-title")
     expect(title).to_have_text(long.strip())
-    assert title.bounding_box()["height"] < 90
+    assert title.bounding_box()["height"] < 70
     page.get_by_role("button", name="Show the whole question").click()
-    assert title.bounding_box()["height"] > 150
+    assert title.bounding_box()["height"] > 90
     assert all(
         float(radius[:-2]) <= 16
         for radius in page.evaluate(
