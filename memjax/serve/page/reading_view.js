@@ -139,7 +139,7 @@ export class ReadingView {
     show("journal", live && episodes.some(({ calls }) => calls.size > 0));
     show("forget", live && status !== "reading");
     show("new-reading", live);
-    show("next", live && (status === "done" || status === "stopped"));
+    show("next-steps", live && (status === "done" || status === "stopped"));
   }
 
   showProgress() {

@@ -69,7 +69,7 @@ export function withoutThinking(reply) {
 /** The first words of a text, for a name. */
 export function firstWords(text) {
   const all = text.trim().slice(0, 200).replaceAll(/[\s/\\]+/g, " ");
-  return all.length <= 48 ? all : `${all.slice(0, 48).replace(/ \S*$/, "")}…`;
+  return all.length <= 48 ? all : all.slice(0, 48).replace(/ \S*$/, "");
 }
 
 /** A number of bytes as people say it. */
