@@ -332,7 +332,7 @@ def test_after_the_answer_it_is_asked_again_read_on_and_taken_away(server, page,
     expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
     second = readings(server)[0]
     assert (second["documents"], second["id"] != first["id"]) == (first["documents"], True)
-    assert second["settings"]["chunk_tokens"] == first["settings"]["chunk_tokens"]
+    assert second["settings"]["memory_tokens"] == first["settings"]["memory_tokens"]
     page.get_by_text("Add a document").click()
     page.locator("#more-text").fill(book.read_text()[1500:2500])
     page.set_input_files("#more-files", {"name": "more.md", "mimeType": "text/markdown", "buffer": b"And more. " * 30})
@@ -393,7 +393,8 @@ def test_a_damaged_reading_is_told_of_and_deleted_and_one_whose_events_fail_is_n
     assert run["id"] not in [other["id"] for other in readings(server)]
 
 
-def test_a_long_question_is_cut_to_two_lines_and_can_be_seen(server, page, book):
+def test_a_long_question_is_cut_to_two_lines_and_can_be_seen(server, page, book, monkeypatch):
+    monkeypatch.setitem(BUDGETS, "Tokens of a chunk", 100)
     page.set_viewport_size({"width": 360, "height": 640})
     long = "Who is the woman of whom the story tells, and what did she keep, and from whom, and for how long?"
     ask(page, server.url, text=book.read_text()[:1500], questions=f"{long}\nAnd when?")
