@@ -81,7 +81,7 @@ def create_app(
     app.include_router(native_routes(parts.service))
     app.include_router(file_routes(parts.files, parts.service.refuse_unless_ready))
     app.include_router(memory_routes(memory))
-    app.include_router(operation_routes(parts.service, parts.reloader))
+    app.include_router(operation_routes(parts.service, parts.reloader, settings.max_body))
     app.router.routes.extend(page_routes())
     app.add_middleware(
         Gate,

@@ -124,6 +124,7 @@ class MemoryService:
             **record.model_dump(include={"model", "created", "updated"}),
             "error": error,
             "documents": list(record.documents),
+            "bytes": sum(record.sizes),
             "warnings": list(record.warnings),
             "questions": list(record.questions),
             "settings": settings if record.questions else {},  # of a damaged record nothing is known
@@ -138,29 +139,43 @@ class MemoryService:
             raise ApiError(400, "no question: give question or questions")
         if len(questions) > MAX_QUESTIONS:
             raise ApiError(400, f"{len(questions)} questions are too many: {MAX_QUESTIONS} are the most")
-        agent, sampling = self._chosen(body, questions)
-        with self.reader.place_for(owner), self._documents(owner, body.text, body.all_files, brought) as documents:
+        again = None if body.from_run is None else self.usable(owner, body.from_run)
+        agent, sampling = self._chosen(body, questions, again)
+        kept = [] if again is None else self.store.kept(again)
+        with (
+            self.reader.place_for(owner),
+            self._documents(owner, body.text, body.all_files, brought, kept) as documents,
+        ):
             asked = {"model": self.name, "questions": questions, "agent": agent, "sampling": sampling}
             record = self.store.create(owner, documents, **asked)
             self.reader.start(record)
         return record
 
-    def _chosen(self, body: MemoryRequest, questions: Sequence[str]) -> tuple[AnyAgent, SamplingParams]:
-        """The agent with what the request says of it, fitted to the window, and how to draw; ApiError 400."""
+    def _chosen(
+        self, body: MemoryRequest, questions: Sequence[str], again: RunRecord | None
+    ) -> tuple[AnyAgent, SamplingParams]:
+        """The agent with what the request says of it, fitted to the window, and how to draw; ApiError 400.
+
+        What the request does not say is as it was in the run that is asked `again`, but for room for its questions.
+        """
         given = {name: value for name in _AGENT_FIELDS if (value := getattr(body, name)) is not None}
         served, tokenizer, window = self._agent, self.service.tokenizer, self.service.window
         for name in given:
             if _AGENT_FIELDS[name] not in type(served).model_fields:
                 raise ApiError(400, f"{name}: the agent {served.name}, which is served here, has nothing of the kind")
         chosen = {_AGENT_FIELDS[name]: value for name, value in given.items()}
+        before = again.agent.model_dump(exclude={"question"}) if again and type(again.agent) is type(served) else {}
+        drawn = again.sampling if again else SamplingParams(temperature=0.0, seed=0)
         try:
-            agent = type(served).model_validate(served.model_dump() | chosen)
+            agent = type(served).model_validate(served.model_dump() | before | chosen)
             longest = max(questions, key=tokenizer.count)
-            agent = agent.fitted(served.model_fields_set | chosen.keys(), longest, tokenizer, window)
+            fixed = served.model_fields_set | chosen.keys() | (before.keys() - {"chunk"})
+            agent = agent.fitted(fixed, longest, tokenizer, window)
             for question in questions:
                 check_window(agent, question, tokenizer, window, self.service.name)
-            temperature, top_p = drawable(body.temperature or 0.0), body.top_p or 1.0
-            return agent, SamplingParams(temperature=temperature, top_p=top_p, seed=body.seed or 0)
+            temperature = drawn.temperature if body.temperature is None else drawable(body.temperature)
+            seed = drawn.seed if body.seed is None else body.seed
+            return agent, SamplingParams(temperature=temperature, top_p=body.top_p or drawn.top_p, seed=seed)
         except ValidationError as error:
             first = dict(error.errors()[0])
             asked = next((name for name, field in _AGENT_FIELDS.items() if first["loc"] == (field,)), None)
@@ -170,15 +185,20 @@ class MemoryService:
 
     @contextmanager
     def _documents(
-        self, owner: str, text: str | None, file_ids: Sequence[str], brought: Sequence[str] = ()
+        self,
+        owner: str,
+        text: str | None,
+        file_ids: Sequence[str],
+        brought: Sequence[str] = (),
+        kept: Sequence[tuple[str, Path]] = (),
     ) -> Iterator[list[tuple[str, Path]]]:
         """Names and paths of what is to be read, while a run makes them its own: until then a text is a file too."""
-        if self._agent.needs_document and not (text or file_ids or brought):
-            raise ApiError(400, "no document: give text, file_id, or upload a file")
+        if self._agent.needs_document and not (text or file_ids or brought or kept):
+            raise ApiError(400, "no document: give text, file_id, from_run, or upload a file")
         texts = [self.bring(owner, "text", io.BytesIO(text.encode()))] if text else []
         stored = [(self.brought, one) for one in texts] + [(self.files, one) for one in file_ids]
         stored += [(self.brought, one) for one in brought]
         try:
-            yield [(files.get(owner, one).name, files.content(owner, one)) for files, one in stored]
+            yield [*kept, *((files.get(owner, one).name, files.content(owner, one)) for files, one in stored)]
         finally:
             self.drop(owner, texts)

@@ -137,10 +137,14 @@ class RunStore:
         """Where the journal lies."""
         return self._root / record.owner / record.id / "journal.jsonl"
 
+    def kept(self, record: RunRecord) -> Documents:
+        """The names of a run's documents, and where their bytes lie: another run may link to them."""
+        directory = self._directory(record)
+        return [(name, _document_path(directory, number)) for number, name in enumerate(record.documents)]
+
     def documents(self, record: RunRecord) -> Series:
         """What is to be read. Looks into every document."""
-        directory = self._directory(record)
-        files = [inspected(_document_path(directory, number), name) for number, name in enumerate(record.documents)]
+        files = [inspected(path, name) for name, path in self.kept(record)]
         return Series(tuple(Document((file,)) for file in files))
 
     def _read(self, directory: Path) -> RunRecord:

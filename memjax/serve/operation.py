@@ -50,8 +50,8 @@ class WeightReloader:
         return version
 
 
-def operation_routes(service: ModelService, reloader: WeightReloader) -> APIRouter:
-    """The routes."""
+def operation_routes(service: ModelService, reloader: WeightReloader, max_body: int) -> APIRouter:
+    """The routes; `max_body` is told to those who are about to send."""
     router = APIRouter(route_class=JsonRoute)
     begun = int(time.time())
 
@@ -68,7 +68,8 @@ def operation_routes(service: ModelService, reloader: WeightReloader) -> APIRout
         if service.failure:
             raise ApiError(503, service.failure)
         service.refuse_unless_ready()
-        return JSONResponse({"status": "ready", "model": service.name, "window": service.window})
+        about = {"model": service.name, "window": service.window, "max_body": max_body}
+        return JSONResponse({"status": "ready", **about})
 
     @router.get("/metrics", response_model=None)
     async def metrics() -> Response:

@@ -211,9 +211,10 @@ class WeightsRequest(Body):
 
 
 class MemoryRequest(Body):
-    """/v1/memory/answers. The document is text, files uploaded before, or both in that order."""
+    """/v1/memory/answers. Its documents: those of another run, text, files uploaded before, in that order."""
 
     model: str | None = None
+    from_run: str | None = None
     text: str | None = None
     file_id: str | None = None
     file_ids: Annotated[list[str], Field(fail_fast=True, max_length=MAX_FILES)] = []

@@ -14,6 +14,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import uvicorn
@@ -144,6 +145,7 @@ def test_a_reading_is_stopped_and_goes_on_and_is_deleted(server, page, book):
     with slowed(server, 0.02):
         ask(page, server.url, text=book.read_text())
         wait_for_chunk(page, 2)
+        address = page.url
         page.get_by_role("button", name="Stop").click()
         expect(page.locator("#progress-text")).to_contain_text("Stopped")
         stopped = shown_chunk(page)
@@ -152,9 +154,9 @@ def test_a_reading_is_stopped_and_goes_on_and_is_deleted(server, page, book):
     expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
     expect(page.locator("#progress-text")).to_contain_text(re.compile(r"Read to the end · .* calls? replayed"))
     page.once("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
     expect(page.get_by_role("button", name="Read it")).to_be_visible()
-    assert not any(run["questions"] == [QUESTION] and run["documents"] == ["text"] for run in readings(server))
+    assert address.partition("#")[2] not in [run["id"] for run in readings(server)]
 
 
 def readings(server) -> list[dict]:
@@ -226,6 +228,211 @@ def test_errors_are_told_in_words_and_the_form_keeps_what_was_written(server, pa
     assert page.get_by_label("What do you want to know?").input_value() == QUESTION
     page.goto(f"{server.url}/#run-{'0' * 24}")
     expect(alert).to_contain_text("There is no run")
+
+
+def in_sight(page, selector: str) -> bool:
+    """Whether all of an element is in the window."""
+    box = page.locator(selector).bounding_box()
+    return box is not None and box["y"] >= 0 and box["y"] + box["height"] <= page.viewport_size["height"]
+
+
+def beside(page, button: str) -> bool:
+    """Whether the problem is in sight, has the focus, and stands right below the button."""
+    expect(page.locator("#problem")).to_be_focused()
+    gap = page.locator("#problem").bounding_box()["y"] - page.locator(button).bounding_box()["y"]
+    return in_sight(page, "#problem") and in_sight(page, button) and 0 < gap < 150
+
+
+FAILING = {"stop": "stop", "resume": "resume", "delete": "forget", "append": "append", "ask again": "ask-again"}
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_whatever_fails_says_so_beside_its_button(server, page, book, width):
+    page.set_viewport_size({"width": width, "height": 500})
+    said = "the server's state directory is full (No space left on device)"
+    refuse = {"status": 507, "json": {"error": {"message": said}}}
+    ask(page, server.url, text="Some text.\n" * 40, questions="")
+    expect(page.locator("#problem")).to_have_text("Write at least one question.")
+    assert beside(page, "#ask")
+    page.get_by_label("What do you want to know?").fill(QUESTION)
+    page.route("**/v1/memory/answers", lambda route: route.fulfill(**refuse))
+    page.get_by_role("button", name="Read it").click()
+    expect(page.locator("#problem")).to_contain_text(said[1:])
+    assert beside(page, "#ask")
+    page.unroute("**/v1/memory/answers")
+    page.on("dialog", lambda dialog: dialog.accept())
+    with slowed(server, 0.02):
+        page.get_by_label("Or paste the text").fill(book.read_text())
+        page.get_by_role("button", name="Read it").click()
+        wait_for_chunk(page, 1)
+        failing = re.compile(r"/v1/memory/answers/[^/]+(/(stop|resume|append))?$")
+        for action, button in FAILING.items():
+            if action == "resume":
+                page.get_by_role("button", name="Stop").click()
+                expect(page.locator("#resume")).to_be_visible()
+            if action == "append":
+                page.get_by_text("Add a document").click()
+                page.locator("#more-text").fill("More.")
+            if action == "ask again":
+                failing = "**/v1/memory/answers"
+                page.locator("#again").fill("Where?")
+            page.route(failing, lambda route: route.fulfill(**refuse))
+            page.locator(f"#{button}").click()
+            expect(page.locator("#problem")).to_contain_text(said[1:])
+            assert beside(page, f"#{button}"), action
+            page.unroute(failing)
+    assert not server.get("/v1/files").json()["data"]  # what was uploaded for the append
+
+
+def test_a_paste_of_megabytes_is_read_and_named_by_its_first_words(server, page):
+    page.goto(server.url)
+    text = "The lamp room door opens\nwith a code. " * 80_000
+    page.evaluate("text => (document.getElementById('text').value = text)", text)
+    page.get_by_label("What do you want to know?").fill(QUESTION)
+    page.get_by_role("button", name="Read it").click()
+    expect(page.locator("#documents")).to_have_text(re.compile("^The lamp room door opens with a code"), timeout=60_000)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#progress-text")).to_contain_text("Stopped", timeout=60_000)
+    run = readings(server)[0]
+    assert run["bytes"] == len(text)
+    page.goto(server.url)
+    expect(page.locator("#readings li").first).to_contain_text("The lamp room door opens with a code")
+    page.evaluate("import('/page/api.js').then(({ limits }) => (limits.body = 2_000_000))")
+    page.evaluate("text => (document.getElementById('text').value = text)", text)
+    page.get_by_role("button", name="Read it").click()
+    expect(page.locator("#problem")).to_have_text(re.compile(r"This is 3\.\d MB; the server takes 2\.0 MB at once\."))
+    assert beside(page, "#ask")
+    httpx.delete(f"{server.url}/v1/memory/answers/{run['id']}")
+
+
+def test_after_the_answer_it_is_asked_again_read_on_and_taken_away(server, page, book):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(page, server.url, text=book.read_text()[:1500])
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+    first = readings(server)[0]
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="as JSON").click()
+    kept = json.loads(Path(saved.value.path()).read_text())
+    assert [one["memory"] for one in kept["questions"]] == [one["memory"] for one in first["memories"]]
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Download as text").click()
+    assert QUESTION in Path(saved.value.path()).read_text()
+    answer = first["answers"][0]["answer"]
+    if answer:
+        page.get_by_role("button", name="Copy the answer").click()
+        expect(page.locator("#copied")).to_have_text("Copied.")
+        assert page.evaluate("navigator.clipboard.readText()") == answer
+        page.evaluate("void (navigator.clipboard.writeText = () => Promise.reject())")
+        page.get_by_role("button", name="Copy the answer").click()
+        expect(page.locator("#copied")).to_contain_text("The answer is selected")
+        expect(page.locator("#answer-plain")).to_be_focused()
+    page.get_by_label("About the same text").fill("Where is the photograph?")
+    page.get_by_role("button", name="Ask it").click()
+    expect(page.get_by_role("heading", name="Where is the photograph?")).to_be_visible()
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+    second = readings(server)[0]
+    assert (second["documents"], second["id"] != first["id"]) == (first["documents"], True)
+    assert second["settings"]["memory_tokens"] == first["settings"]["memory_tokens"]
+    page.get_by_text("Add a document").click()
+    page.locator("#more-text").fill(book.read_text()[1500:2500])
+    page.set_input_files("#more-files", {"name": "more.md", "mimeType": "text/markdown", "buffer": b"And more. " * 30})
+    page.get_by_role("button", name="Read on").click()
+    expect(page.locator("#documents")).to_contain_text("more.md")
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+    longer = server.get(f"/v1/memory/answers/{second['id']}").json()
+    assert (longer["status"], len(longer["documents"])) == ("done", 3)
+    assert longer["chunks_read"] > second["chunks_read"]
+    assert shown_chunk(page) == longer["chunks_read"]
+    assert not server.get("/v1/files").json()["data"]
+    page.get_by_role("link", name="New reading").click()
+    expect(page.get_by_role("button", name="Read it")).to_be_visible()
+
+
+def test_uploaded_files_are_listed_read_and_deleted(server, page, book):
+    kept = httpx.post(f"{server.url}/v1/files", files={"file": ("kept.txt", book.read_bytes()[:1500])}).json()
+    page.goto(server.url)
+    expect(page.locator("#kept")).to_contain_text("2 kB in all")
+    page.get_by_role("button", name="Read kept.txt").click()
+    page.get_by_label("What do you want to know?").fill(QUESTION)
+    page.get_by_role("button", name="Read it").click()
+    expect(page.locator("#documents")).to_have_text("kept.txt")
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+    page.goto(server.url)
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.route(
+        f"**/v1/files/{kept['id']}", lambda route: route.fulfill(status=507, json={"error": {"message": "full"}})
+    )
+    page.get_by_role("button", name="Delete kept.txt").click()
+    expect(page.locator("#problem")).to_have_text("Full.")
+    assert beside(page, "#kept-files button >> nth=1")
+    page.unroute(f"**/v1/files/{kept['id']}")
+    page.get_by_role("button", name="Delete kept.txt").click()
+    expect(page.locator("#kept")).to_be_hidden()
+    assert server.get(f"/v1/files/{kept['id']}").status_code == 404
+
+
+def test_a_damaged_reading_is_told_of_and_deleted_and_one_whose_events_fail_is_not_asked_for_ever(server, page, book):
+    ask(page, server.url, text=book.read_text()[:1500])
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+    run, address = readings(server)[0], page.url
+    page.route("**/events", lambda route: route.fulfill(status=500, json={"error": {"message": "an error"}}))
+    page.reload()
+    expect(page.locator("#progress-text")).to_contain_text("Answered")
+    expect(page.locator("#problem")).to_be_hidden()
+    page.unroute("**/events")
+    journal = next(server.settings.state_dir.rglob(f"{run['id']}/journal.jsonl"))
+    journal.write_text("garbage\n")
+    page.goto(server.url)
+    expect(page.locator("#readings li").first).to_contain_text("damaged")
+    page.goto(address)
+    expect(page.locator("#progress-text")).to_contain_text("delete it and begin it again")
+    expect(page.locator("#resume")).to_be_hidden()
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_role("button", name="Read it")).to_be_visible()
+    assert run["id"] not in [other["id"] for other in readings(server)]
+
+
+def test_a_long_question_is_cut_to_two_lines_and_can_be_seen(server, page, book, monkeypatch):
+    monkeypatch.setitem(BUDGETS, "Tokens of a chunk", 100)
+    page.set_viewport_size({"width": 360, "height": 640})
+    long = "Who is the woman of whom the story tells, and what did she keep, and from whom, and for how long?"
+    ask(page, server.url, text=book.read_text()[:1500], questions=f"{long}\nAnd when?")
+    title = page.locator("#reading-title")
+    expect(title).to_have_text(long.strip())
+    assert title.bounding_box()["height"] < 70
+    page.get_by_role("button", name="Show the whole question").click()
+    assert title.bounding_box()["height"] > 90
+    assert all(
+        float(radius[:-2]) <= 16
+        for radius in page.evaluate(
+            "[...document.querySelectorAll('#switch label')].map((e) => getComputedStyle(e).borderRadius)"
+        )
+    )
+    page.locator("#switch").get_by_text("And when?").click()
+    expect(title).to_have_text("And when?")
+    expect(page.get_by_role("heading", name="Answer")).to_be_visible(timeout=60_000)
+
+
+EMPTY = [
+    ("length", 16, "", "budget of 16 tokens"),
+    ("stop", 1, "", "ended it by itself"),
+    ("stop", 9, "<think>\nHm", "thinking"),
+]
+
+
+@pytest.mark.parametrize(("finish", "tokens", "text", "says"), EMPTY)
+def test_an_empty_reply_says_why(viewer, page, finish, tokens, text, says):
+    page.goto(viewer)
+    run = """async (reply) => {
+      const { Episode } = await import('/page/reading.js');
+      const episode = new Episode('0');
+      episode.take({ key: [1], kind: 'final', reply });
+      episode.end = { error: null, answer: reply.text };
+      return [episode.answer, episode.emptyReason];
+    }"""
+    answer, reason = page.evaluate(run, {"finish": finish, "completion_tokens": tokens, "text": text})
+    assert (answer, says in reason) == ("", True), reason
 
 
 def test_a_key_is_asked_for_and_kept_for_the_tab(engine, loaded, tmp_path, page, book):

@@ -139,6 +139,35 @@ def test_inline_text_upload_and_file_id_are_the_same_document(server):
     assert uploaded.json()["documents"] == ["b.txt"]
 
 
+def test_another_question_is_asked_about_the_documents_of_a_run_with_its_budgets(server):
+    run = server.post("/v1/memory/answers", ASK | {"temperature": 0.5, "seed": 7}).json()
+    longer = "Which code does the door of the lamp room have, and who set it?"
+    again = server.post("/v1/memory/answers", {"from_run": run["id"], "question": longer}).json()
+    assert (again["status"], again["documents"], again["bytes"]) == ("done", run["documents"], len(TEXT))
+    for name in ("chunk_tokens", "memory_tokens", "answer_tokens", "temperature", "seed"):
+        assert again["settings"][name] == run["settings"][name], name
+    server_side = server.post("/v1/memory/answers", {"from_run": run["id"], "text": "More.", "question": "And now?"})
+    assert server_side.json()["documents"] == [*run["documents"], "text"]
+    httpx.delete(f"{server.url}/v1/memory/answers/{run['id']}")
+    assert status(server, again["id"]) == "done"  # its documents are its own
+    gone = server.post("/v1/memory/answers", {"from_run": run["id"], "question": longer})
+    assert (gone.status_code, run["id"] in gone.json()["error"]["message"]) == (404, True)
+
+
+def test_a_text_of_megabytes_is_taken_as_a_part_of_a_form(server):
+    text = b"The lamp room door opens with a code. " * 80_000
+    form = {"question": "Which code?", "stream": "true"}
+    with httpx.stream(
+        "POST", f"{server.url}/v1/memory/answers", data=form, files={"file": ("The lamp.txt", text)}
+    ) as got:
+        assert got.status_code == 200
+    run = server.get(f"/v1/memory/answers/{got.headers['X-Memjax-Run']}").json()
+    assert (run["documents"], run["bytes"]) == (["The lamp.txt"], len(text))
+    server.post(f"/v1/memory/answers/{run['id']}/stop")
+    httpx.delete(f"{server.url}/v1/memory/answers/{run['id']}")
+    assert server.get("/ready").json()["max_body"] == server.settings.max_body
+
+
 def test_appended_text_costs_only_its_own_chunks(server):
     more = "The keeper left in the spring. " * 4
     run = ask(server)

@@ -79,6 +79,11 @@ def test_a_file_that_is_not_a_journal_is_refused_in_a_sentence(tmp_path, journal
         check_journal(tmp_path)
 
 
+def test_no_id_of_the_page_is_given_twice():
+    ids = re.findall(r'\bid="([^"]+)"', (PAGE / "index.html").read_text())
+    assert len(ids) == len(set(ids))
+
+
 def test_the_page_has_one_word_for_a_chunk():
     for file in PAGE.iterdir():
         assert not re.search(r"\bpieces?\b", file.read_text(), re.IGNORECASE), file

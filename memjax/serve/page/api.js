@@ -1,7 +1,11 @@
 // What the page asks of the server: requests with the API key, and streams of events.
 
 const ANSWERS = "/v1/memory/answers";
+const FILES = "/v1/files";
 const KEY = "memjax-key";
+
+/** What the server takes, once it has said so: the most bytes of a request. */
+export const limits = { body: Infinity };
 
 /** A failure in words; `status` is 0 where the server was not reached. */
 export class ServerError extends Error {
@@ -24,10 +28,19 @@ export const server = {
   list: async () => (await json(ANSWERS)).data,
   get: (id) => json(`${ANSWERS}/${id}`),
   ask: (form) => send(ANSWERS, { method: "POST", body: form }),
+  askAgain: (id, questions) => send(ANSWERS, posted({ from_run: id, questions, stream: true })),
+  append: (id, file_ids) => json(`${ANSWERS}/${id}/append`, posted({ file_ids })),
   events: (id, after, signal) => send(`${ANSWERS}/${id}/events`, { headers: { "Last-Event-ID": `${after}` }, signal }),
   stop: (id) => json(`${ANSWERS}/${id}/stop`, { method: "POST" }),
   resume: (id) => json(`${ANSWERS}/${id}/resume`, { method: "POST" }),
   forget: (id) => json(`${ANSWERS}/${id}`, { method: "DELETE" }),
+  files: async () => (await json(FILES)).data,
+  dropFile: (id) => json(`${FILES}/${id}`, { method: "DELETE" }),
+  upload: (file) => {
+    const form = new FormData();
+    form.append("file", file);
+    return json(FILES, { method: "POST", body: form });
+  },
   journal: async (id) => (await send(`${ANSWERS}/${id}/journal`)).text(),
 };
 
@@ -65,6 +78,10 @@ async function* chunksOf(body) {
   } finally {
     reader.releaseLock();
   }
+}
+
+function posted(body) {
+  return { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
 }
 
 async function json(path, options) {

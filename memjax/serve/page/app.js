@@ -4,9 +4,10 @@
 //   #run-1234      a run of this server; #run-1234/5 its fifth chunk
 //   at /journal    the journal that `memjax view` was called with; #5 its fifth chunk
 
-import { ServerError, eventsOf, hasKey, server, setKey, viewedJournal } from "./api.js";
+import { ServerError, eventsOf, limits, server, setKey, viewedJournal } from "./api.js";
 import { showAsk } from "./ask_view.js";
-import { byId, clear, element, listen, show } from "./dom.js";
+import { byId, listen, show } from "./dom.js";
+import { say } from "./problem.js";
 import { Reading, fromJournal } from "./reading.js";
 import { ReadingView } from "./reading_view.js";
 
@@ -33,7 +34,7 @@ async function route() {
   show("reading-view", false);
   document.title = "memjax";
   try {
-    if (!id) await showAsk({ onBegun: begin, onProblem: say });
+    if (!id) await showAsk({ onBegun: begin });
     else if (onFile) open(Object.assign(fromJournal(await viewedJournal()), { id }), chunk);
     else await openRun(id, chunk);
   } catch (error) {
@@ -43,6 +44,8 @@ async function route() {
 
 /** Show a reading that has just begun: its events are the answer to the form. */
 function begin(response) {
+  following?.abort();
+  view?.close();
   const reading = new Reading({ id: response.headers.get("X-Memjax-Run") });
   open(reading, null);
   history.pushState(null, "", `#${reading.id}`);
@@ -59,7 +62,7 @@ async function openRun(id, chunk) {
 function open(reading, chunk) {
   show("ask-view", false);
   show("reading-view", true);
-  view = new ReadingView(reading, { chunk, onProblem: say, onResumed: () => follow(reading, null) });
+  view = new ReadingView(reading, { chunk, onBegun: begin, onResumed: () => follow(reading, null) });
   view.focus();
 }
 
@@ -67,16 +70,23 @@ function open(reading, chunk) {
 async function follow(reading, response) {
   following?.abort();
   const mine = (following = new AbortController());
+  let troubled = false; // what is said of the connection is over with the next event
   for (let failures = 0; ; ) {
     try {
       response ??= await server.events(reading.id, reading.lastEvent, mine.signal);
       for await (const event of eventsOf(response)) {
         if (mine.signal.aborted) return;
-        failures = 0;
-        say(null);
+        if (event.id !== undefined) {
+          failures = 0; // it has gone on
+          if (troubled) say(null);
+          troubled = false;
+        }
         reading.apply(event);
         view.update(event);
-        if (event.type === "closed" && event.status !== "reading") return;
+        if (event.type === "closed" && event.status !== "reading") {
+          if (troubled) say(null);
+          return;
+        }
       }
       // The stream ended before the run: the server shuts down, and continues it after its restart.
       throw new ServerError(0, "The server ended the connection.");
@@ -87,8 +97,14 @@ async function follow(reading, response) {
         say(error);
         return;
       }
+      if (await isOver(reading, mine.signal)) {
+        say(null);
+        return;
+      }
+      if (mine.signal.aborted) return;
       const seconds = RETRY_SECONDS[Math.min(failures++, RETRY_SECONDS.length - 1)];
-      say(error, ` Trying again in ${seconds} s.`);
+      troubled = true;
+      say(error, { more: ` Trying again in ${seconds} s.` });
       await new Promise((resolve) => setTimeout(resolve, seconds * 1000));
       if (mine.signal.aborted) return;
       response = null;
@@ -96,23 +112,18 @@ async function follow(reading, response) {
   }
 }
 
-/** Say what went wrong, or (null) that it is over. */
-function say(error, more = "") {
-  const box = clear(byId("problem"));
-  show(box, error !== null);
-  if (error === null) return;
-  if (error.status === 401) askForKey(box);
-  else box.append(element("p", {}, `${error.message}${more}`));
-  if (error.status === 404 && !onFile) {
-    box.append(element("p", {}, element("a", { href: "/" }, "Begin another reading")));
+/** Whether a reading whose events do not come has ended, as failed or damaged ones do: then nothing is to come. */
+async function isOver(reading, signal) {
+  try {
+    const { status, error } = await server.get(reading.id);
+    if (status === "reading" || signal.aborted) return false;
+    const closed = { type: "closed", status, error };
+    reading.apply(closed);
+    view.update(closed);
+    return true;
+  } catch {
+    return false; // it is asked again
   }
-}
-
-function askForKey(box) {
-  box.append(element("p", {}, hasKey() ? "This is no key of this server." : "Enter the API key of this server above."));
-  show("key-box", true);
-  byId("key-box").open = true;
-  byId("key").focus();
 }
 
 /** Say which model is served, and wait until it takes requests. */
@@ -120,7 +131,8 @@ async function watchServer() {
   const place = byId("model");
   for (;;) {
     try {
-      const { model, window: size } = await server.ready();
+      const { model, window: size, max_body: most } = await server.ready();
+      limits.body = most;
       place.textContent = `${model} · window of ${size.toLocaleString("en")} tokens`;
       return;
     } catch (error) {

@@ -1,63 +1,79 @@
-// The form that begins a reading, and the list of those that there are.
+// The form that begins a reading, and the lists of the readings and the files that there are.
 
 import { ServerError, server } from "./api.js";
+import { Documents } from "./documents.js";
 import { byId, clear, element, listen, show } from "./dom.js";
+import { attempt } from "./problem.js";
+import { size } from "./words.js";
 
 const STATES = { reading: "being read", stopped: "stopped", done: "answered", failed: "failed", damaged: "damaged" };
 
-let files = [];
+const documents = new Documents(byId("ask-form"));
 let callbacks = null;
 
 export async function showAsk(given) {
   callbacks = given;
+  await Promise.all([showReadings(), showFiles()]);
+}
+
+async function showReadings() {
   const runs = await server.list();
-  const list = clear(byId("readings"));
   show("recent", runs.length > 0);
-  for (const run of runs) {
-    list.append(
-      element(
-        "li",
-        {},
-        element("a", { href: `#${run.id}` }, run.questions.join(" · ") || run.error),
-        element("span", { className: "quiet" }, [run.documents.join(", "), STATES[run.status], when(run)].join(" · ")),
-      ),
-    );
-  }
+  const told = (run) => [run.documents.join(", "), STATES[run.status], size(run.bytes), when(run.created)];
+  clear(byId("readings")).append(
+    ...runs.map((run) => {
+      const title = run.questions.join(" · ") || run.error;
+      const link = element("a", { href: `#${run.id}`, title }, title);
+      return element("li", {}, link, element("span", { className: "quiet" }, told(run).filter(Boolean).join(" · ")));
+    }),
+  );
 }
 
-function when({ created }) {
-  return new Date(created * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+async function showFiles() {
+  const files = await server.files();
+  show("kept", files.length > 0);
+  byId("kept-size").textContent = `${size(files.reduce((sum, file) => sum + file.bytes, 0))} in all`;
+  clear(byId("kept-files")).append(...files.map(fileLine));
 }
 
-function choose(added) {
-  files = [...files, ...added];
-  const list = clear(byId("chosen"));
-  for (const file of files) {
-    const remove = element("button", { type: "button" }, "Remove");
-    remove.setAttribute("aria-label", `Remove ${file.name}`);
-    remove.addEventListener("click", () => {
-      files = files.filter((other) => other !== file);
-      choose([]);
-      byId("files").focus();
-    });
-    list.append(element("li", {}, element("span", {}, file.name), element("span", { className: "quiet" }, size(file)), remove));
-  }
+function fileLine(file) {
+  const name = file.filename || file.id;
+  const read = element("button", { ariaLabel: `Read ${name}` }, "Read");
+  read.onclick = () => {
+    documents.add([file]);
+    byId("questions").focus();
+  };
+  const drop = element("button", { ariaLabel: `Delete ${name}` }, "Delete");
+  drop.onclick = () => {
+    if (!confirm(`Delete ${name} from the server? Readings of it keep their own copy.`)) return;
+    attempt(async () => {
+      await server.dropFile(file.id);
+      documents.files = documents.files.filter(({ id }) => id !== file.id);
+      documents.show();
+      await showFiles();
+      byId(byId("kept").hidden ? "ask-title" : "kept-title").focus();
+    }, drop);
+  };
+  const told = [size(file.bytes), when(file.created_at), file.status_details, ...(file.warnings ?? [])];
+  const about = element("span", { className: "quiet" }, told.filter(Boolean).join(" · "));
+  return element("li", {}, element("span", {}, element("b", {}, name), about), ...(file.status_details ? [drop] : [read, drop]));
 }
 
-function size({ size: bytes }) {
-  return bytes < 1e6 ? `${Math.max(1, Math.round(bytes / 1000))} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+function when(seconds) {
+  return new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+}
+
+/** The questions in a field, one on each line. Throws an Error where there is none. */
+export function questionsIn(field) {
+  const questions = field.value.split("\n").map((line) => line.trim()).filter(Boolean);
+  if (!questions.length) throw new Error("Write at least one question.");
+  return questions;
 }
 
 /** The form as the server takes it. Throws an Error that says what is missing. */
 function request() {
-  const questions = byId("questions").value.split("\n").map((line) => line.trim()).filter(Boolean);
-  const text = byId("text").value;
-  if (!files.length && !text.trim()) throw new Error("There is nothing to read yet: choose a file, or paste a text.");
-  if (!questions.length) throw new Error("Write at least one question.");
-  const form = new FormData();
-  if (text.trim()) form.append("text", text);
-  for (const file of files) form.append("file", file);
-  for (const question of questions) form.append("questions", question);
+  const form = documents.form();
+  for (const question of questionsIn(byId("questions"))) form.append("questions", question);
   for (const input of byId("ask-form").querySelectorAll(".budgets input")) {
     if (input.value !== "") form.append(input.name, input.value);
   }
@@ -65,39 +81,33 @@ function request() {
   return form;
 }
 
-async function submit(event) {
-  event.preventDefault();
+async function ask() {
   const button = byId("ask");
-  callbacks.onProblem(null);
   try {
     const form = request();
-    button.disabled = true;
     button.textContent = "Sending…";
     const response = await server.ask(form);
-    files = [];
-    choose([]);
+    documents.clear();
     byId("ask-form").reset();
     callbacks.onBegun(response);
   } catch (error) {
-    if (error instanceof ServerError && error.status === 0 && files.length) {
+    if (error instanceof ServerError && error.status === 0 && documents.files.length) {
       error.message += " A file that was changed after you chose it must be chosen again.";
     }
-    callbacks.onProblem(error);
+    throw error;
   } finally {
-    button.disabled = false;
     button.textContent = "Read it";
   }
 }
 
-listen("ask-form", "submit", submit);
-listen("files", "change", (event) => {
-  choose(event.target.files);
-  event.target.value = "";
+listen("ask-form", "submit", (event) => {
+  event.preventDefault();
+  attempt(ask, byId("ask"));
 });
 for (const name of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(name, (event) => {
     event.preventDefault(); // the browser would leave the page for the file
     byId("drop").classList.toggle("over", name === "dragover");
-    if (name === "drop" && !byId("ask-view").hidden) choose(event.dataTransfer.files);
+    if (name === "drop" && !byId("ask-view").hidden) documents.add(event.dataTransfer.files);
   });
 }

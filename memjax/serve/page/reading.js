@@ -1,6 +1,6 @@
 // A run as the page knows it: made of the lines of its journal, as a server tells them or as a file holds them.
 
-import { answerOf, counts, diff } from "./words.js";
+import { answerOf, counts, diff, withoutThinking } from "./words.js";
 
 const RATED_STEPS = 5; // the rate is that of the last few chunks
 
@@ -23,7 +23,8 @@ export class Episode {
     if (call.kind !== "memory" || !call.chunk) return;
     const { index, start, tokens, document } = call.chunk;
     const { text, seconds } = call.reply;
-    const memory = text.trim() ? text : this.memory(index); // an empty update keeps the memory
+    const said = withoutThinking(text);
+    const memory = said.trim() ? said : this.memory(index); // an empty update keeps the memory
     this.steps[index] = { key, memory, seconds, read: start + tokens, tokens: document };
     for (const chunk of [index + 1, index + 2]) this.diffs.delete(chunk);
   }
@@ -34,6 +35,14 @@ export class Episode {
 
   get answer() {
     return this.end && this.end.error === null ? answerOf(this.end.answer) : null;
+  }
+
+  /** Why an answer is empty, as far as the events tell. */
+  get emptyReason() {
+    const { finish, completion_tokens: tokens, text } = [...this.calls.values()].at(-1)?.reply ?? {};
+    const thought = text?.trim() ? "It holds nothing but the model’s thinking. " : "";
+    if (finish === "length") return `${thought}It ended at its budget of ${tokens} tokens: give the answer more tokens.`;
+    return `${thought}The model ended it by itself: ask in other words, or let it read larger chunks.`;
   }
 
   get status() {
@@ -87,8 +96,8 @@ export class Episode {
 
 export class Reading {
   /** A server's run, or (without `live`) what a file holds. Events do not repeat what is replayed; a file does. */
-  constructor({ id = null, documents = [], questions = [], status = "reading", error = null } = {}, live = true) {
-    Object.assign(this, { id, documents, status, error, live });
+  constructor({ id = null, documents = [], questions = [], warnings = [], status = "reading", error = null } = {}, live = true) {
+    Object.assign(this, { id, documents, warnings, status, error, live });
     this.episodes = questions.map((question, index) => new Episode(`${index}`, question));
     this.lastEvent = -1;
     this.made = new Map(); // calls by digest

@@ -1,21 +1,22 @@
 // A run as it is shown: how far it is, the memory after each chunk and what changed in it, and the answers.
 
 import { server } from "./api.js";
+import { drawBars } from "./bars.js";
 import { byId, clear, element, show } from "./dom.js";
+import { download, offerNext } from "./next.js";
+import { attempt, say } from "./problem.js";
 import { Episode, duration, fromJournal, promptOf } from "./reading.js";
 import { marked, sourced } from "./words.js";
 
-const SVG = "http://www.w3.org/2000/svg";
-const BARS_HEIGHT = 100;
 const MOST_BARS_AHEAD = 400;
 const ANNOUNCE_SECONDS = 4; // chunks may come faster than they can be read out
 const RENDER_MILLISECONDS = 50; // a run that is found again tells all its chunks at once
-const MOST_TITLES = 4; // a file may hold hundreds of episodes
+const FEW_SECONDS = 5;
 const ENDED = { done: "Read to the end", stopped: "Stopped", failed: "Failed", damaged: "Damaged" };
 
 export class ReadingView {
-  constructor(reading, { chunk, onProblem, onResumed }) {
-    Object.assign(this, { reading, chunk, onProblem, onResumed });
+  constructor(reading, { chunk, onBegun, onResumed }) {
+    Object.assign(this, { reading, chunk, onResumed });
     this.question = 0;
     this.journal = reading.live ? null : reading; // with prompts, which events have not
     this.wanted = ""; // the words of the answer whose source is shown
@@ -24,6 +25,7 @@ export class ReadingView {
     this.timer = null; // of a rendering that is due
     this.startClock();
     this.bind();
+    offerNext(this, { onBegun, onAppended: (run) => this.goOn(run) });
     this.render();
   }
 
@@ -41,10 +43,12 @@ export class ReadingView {
 
   bind() {
     const on = (id, action) => (byId(id).onclick = action); // one view at a time: the last takes over
-    on("stop", () => this.attempt(() => server.stop(this.reading.id)));
-    on("resume", () => this.attempt(() => this.resume()));
-    on("journal", () => this.attempt(() => this.download()));
-    on("forget", () => this.attempt(() => this.forget()));
+    const tried = (id, action) => on(id, () => attempt(action, byId(id)));
+    tried("stop", () => server.stop(this.reading.id));
+    tried("resume", () => this.resume());
+    tried("journal", async () => download(`${this.reading.id}.jsonl`, await server.journal(this.reading.id), "application/jsonl"));
+    tried("forget", () => this.forget());
+    on("whole-title", () => this.showTitle(!byId("reading-title").classList.contains("whole")));
     on("previous", () => this.go(this.shown - 1));
     on("next", () => this.go(this.shown + 1));
     on("latest", () => this.go(null));
@@ -105,8 +109,9 @@ export class ReadingView {
     const { reading } = this;
     this.timer = null;
     byId("documents").textContent = reading.documents.join(", ");
-    const titles = [...new Set(reading.episodes.map(({ question }) => question))];
-    byId("reading-title").textContent = titles.length > MOST_TITLES ? this.episode.question : titles.join(" · ");
+    show("warnings", reading.warnings.length > 0);
+    clear(byId("warnings")).append(...reading.warnings.map((warning) => element("li", {}, warning)));
+    this.showTitle();
     this.showActions();
     this.showSwitch();
     this.showProgress();
@@ -115,12 +120,26 @@ export class ReadingView {
     if (this.status !== "reading") clearInterval(this.clock);
   }
 
+  /** The question that is shown, cut to two lines where it is long, unless all of it is asked for. */
+  showTitle(whole = byId("reading-title").classList.contains("whole")) {
+    const title = byId("reading-title");
+    const button = byId("whole-title");
+    const { question } = this.episode;
+    if (title.textContent !== question) title.textContent = question;
+    title.classList.toggle("whole", whole);
+    show(button, whole || title.scrollHeight > title.clientHeight + 2);
+    button.ariaExpanded = `${whole}`;
+    button.textContent = whole ? "Show less" : "Show the whole question";
+  }
+
   showActions() {
     const { live, status, episodes } = this.reading;
     show("stop", live && status === "reading");
     show("resume", live && (status === "stopped" || status === "failed"));
     show("journal", live && episodes.some(({ calls }) => calls.size > 0));
     show("forget", live && status !== "reading");
+    show("new-reading", live);
+    show("next-steps", live && (status === "done" || status === "stopped"));
   }
 
   showProgress() {
@@ -153,7 +172,7 @@ export class ReadingView {
     if (end) return [chunks, error ? `failed: ${error}` : "answered", again];
     if (done) return [chunks, "answering"];
     const since = (Date.now() - this.stepStarted) / 1000;
-    const left = secondsLeft === null ? "" : `${duration(Math.max(1, secondsLeft - since))} left`;
+    const left = secondsLeft === null ? "" : `${about(secondsLeft - since)} left`;
     return [`${chunks} read`, speed, left];
   }
 
@@ -180,7 +199,9 @@ export class ReadingView {
     const { answer, memories } = this.episode;
     show("answer-box", answer !== null);
     if (answer === null) return;
-    const spans = sourced(answer || "(the reply was empty)", memories);
+    byId("empty-note").textContent = answer ? "" : this.episode.emptyReason;
+    const spans = answer ? sourced(answer, memories) : [{ chunk: null, text: "(the reply was empty)" }];
+    show("copy", answer !== "");
     clear(byId("answer")).append(...spans.map((span) => this.answerSpan(span)));
     show("answer-note", spans.some(({ chunk }) => chunk !== null));
   }
@@ -203,7 +224,7 @@ export class ReadingView {
   }
 
   showMemory() {
-    const { episode } = this;
+    const { episode, expected } = this;
     const last = episode.steps.length;
     this.shown = clamp(this.chunk ?? last, last);
     show("memory-box", last > 0);
@@ -222,12 +243,14 @@ export class ReadingView {
     show("dropped-legend", withDropped);
     const slider = byId("slider");
     Object.assign(slider, { max: Math.max(last, 1), value: this.shown });
-    slider.style.width = `${(100 * last) / this.expected}%`; // it ends under the last bar
+    slider.style.width = `${(100 * last) / expected}%`; // it ends under the last bar
     slider.setAttribute("aria-valuetext", `${this.shown} of ${last}`);
     byId("previous").disabled = this.shown <= 1;
     byId("next").disabled = this.shown >= last;
     show("latest", this.shown < last);
-    this.showBars();
+    const changes = Array.from(episode.steps, (_, index) => episode.change(index + 1));
+    const most = drawBars(byId("bars"), changes, { expected, shown: this.shown, isReading: this.status === "reading" });
+    byId("scale").textContent = `The highest is ${most} ${most === 1 ? "word" : "words"}.`;
   }
 
   memorySpan({ kind, text }) {
@@ -239,39 +262,6 @@ export class ReadingView {
   /** How many bars are drawn: one for each chunk that is read or expected. */
   get expected() {
     return Math.min(this.episode.expected, this.episode.steps.length + MOST_BARS_AHEAD);
-  }
-
-  /** For every chunk a bar: the words that stayed, those it added, and below the line those it dropped. */
-  showBars() {
-    const { episode, expected } = this;
-    const changes = Array.from(episode.steps, (_, index) => episode.change(index + 1));
-    const above = Math.max(1, ...changes.map(({ same, added }) => same + added));
-    const below = Math.max(1, ...changes.map(({ dropped }) => dropped));
-    const scale = (BARS_HEIGHT - 4) / (above + below);
-    const line = above * scale + 2;
-    const svg = byId("bars");
-    svg.parentElement.style.maxWidth = `${Math.max(6, expected * 3)}rem`; // few chunks are no wide blocks
-    svg.setAttribute("viewBox", `0 0 ${expected} ${BARS_HEIGHT}`);
-    clear(svg);
-    const draw = (index, y, height, name) => {
-      if (height <= 0) return;
-      const rect = document.createElementNS(SVG, "rect");
-      const gap = expected > 150 ? 0.05 : 0.14;
-      for (const [key, value] of Object.entries({ x: index + gap, width: 1 - 2 * gap, y, height, class: name })) {
-        rect.setAttribute(key, value);
-      }
-      svg.append(rect);
-    };
-    draw(this.shown - 1, 0, BARS_HEIGHT, "selected");
-    changes.forEach(({ same, added, dropped }, index) => {
-      draw(index, line - same * scale, same * scale, "same");
-      draw(index, line - (same + added) * scale, added * scale, "added");
-      draw(index, line, dropped * scale, "dropped");
-    });
-    for (let index = changes.length; index < expected; index++) {
-      const current = index === changes.length && this.status === "reading";
-      draw(index, line - 3, 3, current ? "current" : "ahead");
-    }
   }
 
   /** Show the prompt of the chunk, from the journal: the server's is asked for when it is first needed. */
@@ -289,7 +279,7 @@ export class ReadingView {
       place.append(...(this.wanted ? withMarks(found, this.wanted) : [found]));
       place.querySelector("mark")?.scrollIntoView({ block: "nearest" });
     } catch (error) {
-      this.onProblem(error);
+      say(error, { beside: byId("passage") });
     }
   }
 
@@ -313,19 +303,17 @@ export class ReadingView {
 
   async resume() {
     await server.resume(this.reading.id);
-    this.reading.status = "reading";
-    this.reading.error = null;
+    this.goOn();
+  }
+
+  /** The run is read on: its events are followed again. */
+  goOn({ documents, warnings } = this.reading) {
+    Object.assign(this.reading, { documents, warnings, status: "reading", error: null });
+    for (const episode of this.reading.episodes) episode.end = null;
     this.startClock();
     this.render();
     this.onResumed();
     byId("stop").focus();
-  }
-
-  async download() {
-    const blob = new Blob([await server.journal(this.reading.id)], { type: "application/jsonl" });
-    const link = element("a", { href: URL.createObjectURL(blob), download: `${this.reading.id}.jsonl` });
-    link.click();
-    URL.revokeObjectURL(link.href);
   }
 
   async forget() {
@@ -333,19 +321,15 @@ export class ReadingView {
     await server.forget(this.reading.id);
     location.hash = "";
   }
-
-  async attempt(action) {
-    this.onProblem(null);
-    try {
-      await action();
-    } catch (error) {
-      this.onProblem(error);
-    }
-  }
 }
 
 function withMarks(text, wanted) {
   return marked(text, wanted).flatMap(({ mark, text: rest }) => (mark ? [element("mark", {}, mark), rest] : [rest]));
+}
+
+/** How long it takes, which is estimated: the last seconds are not counted down. */
+function about(seconds) {
+  return seconds <= FEW_SECONDS ? "a few seconds" : `about ${duration(seconds)}`;
 }
 
 function changeWords({ spans, added, dropped }) {

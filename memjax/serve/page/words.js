@@ -61,9 +61,25 @@ export function sourced(answer, memories) {
   return spans;
 }
 
+/** What a reply says to others: what follows its thinking, up to thinking that never ended. */
+export function withoutThinking(reply) {
+  return reply.split("</think>").at(-1).split(/^[ \t]{0,8}<think>/m)[0];
+}
+
+/** The first words of a text, for a name. */
+export function firstWords(text) {
+  const all = text.trim().slice(0, 200).replaceAll(/[\s/\\]+/g, " ");
+  return all.length <= 48 ? all : all.slice(0, 48).replace(/ \S*$/, "");
+}
+
+/** A number of bytes as people say it. */
+export function size(bytes) {
+  return bytes < 1e6 ? `${Math.max(1, Math.round(bytes / 1000))} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
 /** The answer in a reply: the content of its last closed box, else all that follows the thinking. */
 export function answerOf(reply) {
-  const text = reply.split("</think>").at(-1);
+  const text = withoutThinking(reply);
   for (let box = text.lastIndexOf("\\boxed{"); box >= 0; box = text.lastIndexOf("\\boxed{", box - 1)) {
     let depth = 0;
     for (let at = box + 6; at < text.length; at++) {
