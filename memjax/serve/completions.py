@@ -14,7 +14,15 @@ from fastapi.responses import JSONResponse
 from memjax.rollout.scheduler import TokenEvent
 from memjax.serve.bodies import JsonRoute
 from memjax.serve.errors import ApiError
-from memjax.serve.replies import check_model, generation_for, ignored_headers, sampled_ids, total_usage, usage
+from memjax.serve.replies import (
+    check_model,
+    generation_for,
+    ignored_headers,
+    refuse_unsupported,
+    sampled_ids,
+    total_usage,
+    usage,
+)
 from memjax.serve.schemas import CompletionRequest
 from memjax.serve.service import Generation, ModelService, off_loop
 from memjax.serve.streaming import DONE, sse, started, unless_gone
@@ -32,6 +40,7 @@ def completion_routes(service: ModelService) -> APIRouter:
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Continue one or several prompts as they stand, without a chat template."""
         check_model(body.model, service.name)
+        refuse_unsupported(body)
         if body.logprobs is not None and body.logprobs > 1:
             raise ApiError(400, f"logprobs: only the drawn token's is known here: at most 1, got {body.logprobs}")
         answer = TextAnswer(body, service.tokenizer)

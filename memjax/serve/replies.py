@@ -23,6 +23,60 @@ def check_model(asked: str, *served: str) -> None:
         )
 
 
+_OFF: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "prompt_logprobs": (),
+    "modalities": ([], ["text"]),
+    "audio": (),
+    "web_search_options": (),
+    "thinking": ({"type": "disabled"},),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": ({},),
+    "grammar": ("",),
+    "json_schema": ({},),
+}
+"""What other services know and would give another reply, with the values that ask for nothing."""
+
+
+def refuse_unsupported(body: Body) -> None:
+    """ApiError 400 for a field that is not known here and would change what the reply means, or its shape."""
+    sent = body.model_extra or {}
+    for name, value in sent.items():
+        if name in _OFF and value not in _OFF[name]:
+            got = repr(value)
+            raise ApiError(
+                400,
+                f"{name} would change the reply, and is not supported here: leave it out, got {got[:80]}",
+                param=name,
+            )
+    drawn = getattr(body, "n", 1)
+    if sent.get("best_of", drawn) != drawn:
+        raise ApiError(
+            400, f"best_of: replies are not drawn to be chosen from, only n ({drawn}) is known", param="best_of"
+        )
+
+
 def caller_of(request: Request) -> Caller:
     """Who sent a request."""
     return Caller(request.state.client, request.state.owner)
