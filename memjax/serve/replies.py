@@ -141,7 +141,7 @@ def sampled_ids(completion: Completion) -> list[int]:
     return [int(token_id) for token_id in completion.token_ids]
 
 
-def ignored_headers(body: Body) -> dict[str, str]:
-    """The header that names the fields which were accepted and mean nothing here."""
-    names = ",".join(quote(name[:64]) for name in body.ignored[:20])
+def ignored_headers(body: Body, ignored: Sequence[str] | None = None) -> dict[str, str]:
+    """The header that names the fields which were accepted and mean nothing here: by default the body's."""
+    names = ",".join(quote(name[:64]) for name in (body.ignored if ignored is None else ignored)[:20])
     return {"X-Memjax-Ignored-Fields": names} if names else {}
