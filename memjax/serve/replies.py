@@ -98,19 +98,29 @@ def generation_for(
     """
     if listener is None and not body.stream:
         listener = _unheard
+    refuse_past_window(service, ids, limit or 1)
     room = service.window - len(ids)
-    if room < 1:
-        raise ApiError(
-            400,
-            f"the prompt has {len(ids)} tokens, and this model's maximum context length is {service.window} tokens, "
-            f"the reply included: shorten it, or ask the model memory/{service.name}, which reads texts of any length",
-            code="context_length_exceeded",
-        )
     try:
         params = body.sampling(limit or room)
     except ValueError as error:
         raise ApiError(400, str(error)) from None
     return service.start(ids, params, shared=shared, listener=listener, caller=caller_of(request))
+
+
+def refuse_past_window(service: ModelService, ids: Sequence[int], limit: int) -> None:
+    """ApiError 400 where `limit` tokens do not fit the window behind a prompt."""
+    room = service.window - len(ids)
+    if room >= limit:
+        return
+    most = f"this model's maximum context length is {service.window} tokens"  # clients know the error by these words
+    if room > 0:
+        told = f"the prompt has {len(ids)} tokens and max_tokens is {limit}, but {most}: shorten it or lower max_tokens"
+    else:
+        told = (
+            f"the prompt has {len(ids)} tokens, and {most}, the reply included: shorten it, or ask the model "
+            f"memory/{service.name}, which reads texts of any length"
+        )
+    raise ApiError(400, told, code="context_length_exceeded")
 
 
 def _unheard(_: TokenEvent) -> None:

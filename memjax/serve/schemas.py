@@ -210,7 +210,9 @@ class CompletionRequest(OpenAIRequest):
         | TokenIds
         | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
     )
+    max_tokens: int | None = Field(None, ge=0)  # 0 is for `echo`
     logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool = False
 
 
 class GenerateRequest(SamplingRequest):
