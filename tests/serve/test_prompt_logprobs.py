@@ -20,25 +20,31 @@ def scored(server, prompt, **changes) -> dict:
     return response.json()
 
 
-def expected(loaded, ids) -> np.ndarray:
-    tokens_BT = jnp.asarray([ids])
-    positions_BT, segments_BT = jnp.arange(len(ids))[None], jnp.ones_like(tokens_BT)
-    model = loaded.params, loaded.config, loaded.options
-    hidden_BTD = qwen2.forward(*model, tokens_BT, positions_BT, segments_BT)
-    logits = qwen2.logits(*model, hidden_BTD[0])[:, : loaded.tokenizer.size]
-    return np.asarray(jax.nn.log_softmax(logits, axis=-1))
+@pytest.fixture(scope="module")
+def table(loaded) -> np.ndarray:
+    """Log probabilities after every position of the longest prompt: of one forward pass over all of it."""
+
+    def log_probabilities(params, tokens_BT):
+        positions_BT, segments_BT = jnp.arange(WINDOW)[None], jnp.ones_like(tokens_BT)
+        hidden_BTD = qwen2.forward(params, loaded.config, loaded.options, tokens_BT, positions_BT, segments_BT)
+        logits = qwen2.logits(params, loaded.config, loaded.options, hidden_BTD[0])
+        return jax.nn.log_softmax(logits[:, : loaded.tokenizer.size], axis=-1)
+
+    return np.asarray(jax.jit(log_probabilities)(loaded.params, jnp.asarray([LONGEST])))
 
 
 @pytest.mark.parametrize("length", [1, 2, 64, 65, 128, 129, 300, WINDOW])
-def test_they_are_those_of_one_forward_pass(server, loaded, length):
+def test_they_are_those_of_one_forward_pass(server, loaded, table, length):
     ids = LONGEST[:length]
     whole = scored(server, ids)
     logprobs = whole["choices"][0]["logprobs"]
-    table = expected(loaded, ids)
     assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
     np.testing.assert_allclose(logprobs["token_logprobs"][1:], table[np.arange(length - 1), ids[1:]], atol=2e-4)
     top = [next(iter(one.values())) for one in logprobs["top_logprobs"][1:]]
-    np.testing.assert_allclose(top, table[:-1].max(axis=1), atol=2e-4)
+    np.testing.assert_allclose(top, table[: length - 1].max(axis=1), atol=2e-4)
+    likeliest = [loaded.tokenizer.token_bytes(int(one)) for one in table[: length - 1].argmax(axis=1)]
+    named = [next(iter(one)) for one in logprobs["top_logprobs"][1:]]
+    assert named == [one.decode("utf-8", errors="replace") for one in likeliest]
     assert len(logprobs["tokens"]) == len(logprobs["text_offset"]) == length
     assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (length, 0)
     assert server.engine.compilations == 0
