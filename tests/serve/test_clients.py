@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 
 import pytest
+
+from tests.serve.conftest import serving
+from tests.serve.test_tools import TEMPLATE, tiny_tokenizer
 
 pytestmark = pytest.mark.clients
 
@@ -39,13 +43,15 @@ print(json.dumps(told))
 """
 
 
-def test_langchain_s_tool_round_trip_and_litellm_s_fallback_to_the_reader(server):
+def test_langchain_s_tool_round_trip_and_litellm_s_fallback_to_the_reader(engine, loaded, tmp_path):
     python = os.environ.get("MEMJAX_CLIENTS")
     if not python:
         pytest.skip("MEMJAX_CLIENTS is not set: the first lines of this file say how to make it")
     local = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
-    command = [python, "-c", SCRIPT, server.url]
-    done = subprocess.run(command, env=os.environ | local, capture_output=True, text=True, timeout=300, check=False)
+    tokenizer = tiny_tokenizer(tmp_path / "tools", TEMPLATE)
+    with serving(engine, replace(loaded, tokenizer=tokenizer), tmp_path / "state") as server:
+        command = [python, "-c", SCRIPT, server.url]
+        done = subprocess.run(command, env=os.environ | local, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert 1 <= told["round_trip"] <= 4
