@@ -24,6 +24,7 @@ from memjax.models.config import ModelOptions, Qwen2Config
 from memjax.models.kv_cache import KVCache
 from memjax.rollout import jetstream
 from memjax.rollout.programs import Programs, State
+from memjax.rollout.reply import Scores
 from memjax.rollout.shapes import EngineConfig, pieces, rung
 from memjax.rollout.weights import WeightStore
 from memjax.sharding import ROLLOUT, Layout
@@ -187,6 +188,19 @@ class Engine(jetstream.Engine):
         self, *, params: WeightStore, existing_prefix: Prefix | None = None, tokens: np.ndarray
     ) -> Generator[int, None, Prefix]:
         """As `prefill`, piece by piece: yields how many tokens each took, and returns the prefix."""
+        return self._prefill_pieces(params, existing_prefix, tokens, None)
+
+    def score_pieces(self, *, params: WeightStore, tokens: np.ndarray) -> Generator[int, None, tuple[Prefix, Scores]]:
+        """As `prefill_pieces`, and what each token but the first was expected with."""
+        packed: list[jax.Array] = []
+        prefix = yield from self._prefill_pieces(params, None, tokens, packed)
+        rows = np.concatenate([np.asarray(piece) for piece in packed])[: len(tokens) - 1]
+        floats = np.ascontiguousarray(rows[:, :2]).view(np.float32)
+        return prefix, Scores(floats[:, 0], rows[:, 2], floats[:, 1])
+
+    def _prefill_pieces(
+        self, params: WeightStore, existing_prefix: Prefix | None, tokens: np.ndarray, packed: list[jax.Array] | None
+    ) -> Generator[int, None, Prefix]:
         start = existing_prefix.length if existing_prefix else 0
         total = start + len(tokens)
         if not len(tokens):
@@ -203,8 +217,18 @@ class Engine(jetstream.Engine):
         for piece in pieces(start, total, self.config):
             ids_BT = np.zeros((1, piece.bucket), np.int32)
             ids_BT[0, : piece.count] = tokens[piece.start - start : piece.start - start + piece.count]
-            program = self.programs.get("prefill", piece.bucket, piece.window)
-            cache = program(weights.params, cache, ids_BT, np.asarray([piece.start], np.int32))
+            start_B = np.asarray([piece.start], np.int32)
+            if packed is None:
+                program = self.programs.get("prefill", piece.bucket, piece.window)
+                cache = program(weights.params, cache, ids_BT, start_B)
+            else:
+                next_BT = np.zeros_like(ids_BT)
+                following = tokens[piece.start + 1 : piece.start + 1 + piece.count]
+                next_BT[0, : len(following)] = following
+                cache, scored = self.programs.get("score", piece.bucket)(
+                    weights.params, cache, ids_BT, next_BT, start_B
+                )
+                packed.append(scored)
             yield piece.count
         cache = self.programs.get("close", rung(self.config.lengths, total))(cache)
         return Prefix(cache, total, int(tokens[-1]), weights.version)

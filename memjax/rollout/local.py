@@ -18,6 +18,7 @@ from memjax.mesh import make_mesh
 from memjax.models.config import ModelOptions, Qwen2Config, default_param_dtype
 from memjax.rollout.client import Prompt
 from memjax.rollout.engine import Engine, EngineConfig
+from memjax.rollout.reply import Scores
 from memjax.rollout.scheduler import ANYONE, Caller, Counters, OnToken, Scheduler
 from memjax.sharding import ROLLOUT, Layout
 from memjax.tokenizer import Tokenizer
@@ -117,6 +118,10 @@ class LocalClient:
     ) -> Future[list[Completion]]:
         """As the scheduler's."""
         return self.scheduler.submit(ids, params, shared=shared, on_token=on_token, caller=caller)
+
+    def score(self, ids: Sequence[int], caller: Caller = ANYONE) -> Future[Scores]:
+        """As the scheduler's."""
+        return self.scheduler.score(ids, caller)
 
     async def load_weights(self, directory: Path, version: int | None = None) -> int:
         """Run the weights of another checkpoint of the same model, and return their version; ValueError for others."""

@@ -5,6 +5,7 @@ Letters: B slots or rows, R rows, T query time, D model, V vocabulary, E end-of-
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -21,6 +22,8 @@ from memjax.models.config import ModelOptions, Qwen2Config
 from memjax.models.kv_cache import KVCache
 from memjax.rollout.sampling import sample
 from memjax.rollout.shapes import EngineConfig
+
+_SCORED = 64  # positions whose logits are held at once
 
 Rows = dict[str, jax.Array]
 """What a decode state knows of each slot: an array over slots under each name in `Programs.abstract_rows`."""
@@ -57,7 +60,7 @@ class Programs:
         self._warm = False
 
     def get(self, kind: str, *shape: int) -> Program:
-        """The program of a kind for a shape: state, open, prefill, close, prefill_rows, insert, decode or draw."""
+        """The program for a shape: state, open, prefill, score, close, prefill_rows, insert, decode or draw."""
         key = (kind, *shape)
         if key not in self._compiled:
             self._compiled[key] = getattr(self, f"_compile_{kind}")(*shape)
@@ -90,6 +93,8 @@ class Programs:
         for length, rows in self._config.batches.items():
             yield ("prefill_rows", rows, length)
             yield ("insert", rows, length)
+        for bucket in self._config.prefill_buckets:
+            yield ("score", bucket)
         for window in self._config.prefill_windows:
             for bucket in self._config.prefill_buckets:
                 if bucket <= window:
@@ -119,6 +124,14 @@ class Programs:
         ids_BT, start_B = self._argument((1, bucket), jnp.int32), self._argument((1,), jnp.int32)
         program = jax.jit(prefill, donate_argnums=1, out_shardings=_shardings(work))
         return program.lower(self._params, work, ids_BT, start_B).compile()
+
+    def _compile_score(self, bucket: int) -> Program:
+        # One window for each bucket: to look at all of the cache costs less than twice as many programs at the start.
+        work = self.abstract_cache(1, self._config.work_length)
+        body = partial(_score, self._model, self._options, self._config.work_length, self._vocabulary)
+        ids_BT, start_B = self._argument((1, bucket), jnp.int32), self._argument((1,), jnp.int32)
+        program = jax.jit(body, donate_argnums=1, out_shardings=(_shardings(work), self._whole))
+        return program.lower(self._params, work, ids_BT, ids_BT, start_B).compile()
 
     def _compile_close(self, length: int) -> Program:
         close = lambda cache: kv_cache.take_row(cache, jnp.int32(0), length)  # noqa: E731
@@ -203,6 +216,38 @@ def _insert(state: State, prefix: KVCache, source_R: jax.Array, slot_R: jax.Arra
 
     rows = {name: values.at[slot_R].set(started[name]) for name, values in state["rows"].items()}
     return {"cache": jax.lax.fori_loop(0, len(slot_R), put, state["cache"]), "rows": rows}
+
+
+def _score(
+    model: Qwen2Config,
+    options: ModelOptions,
+    window: int,
+    vocabulary: int,
+    params: qwen2.Params,
+    cache: KVCache,
+    ids_BT: jax.Array,
+    next_BT: jax.Array,
+    start_B: jax.Array,
+) -> tuple[KVCache, jax.Array]:
+    """A piece of a prompt prefilled; and packed for each of its positions: the log probability of the id that follows,
+    that of the likeliest id, both as the bits of a float32, and the likeliest id. B is 1."""
+    hidden_BTD, cache = qwen2.forward_cached(params, model, options, ids_BT, start_B, cache, window)
+    block = math.gcd(ids_BT.shape[1], _SCORED)
+
+    def reduce(piece: tuple[jax.Array, jax.Array]) -> jax.Array:
+        hidden_ND, next_N = piece
+        logits_NV = qwen2.logits(params, model, options, hidden_ND).astype(jnp.float32)
+        logits_NV = jnp.where(jnp.arange(logits_NV.shape[1]) < vocabulary, logits_NV, -jnp.inf)
+        logprobs_NV = jax.nn.log_softmax(logits_NV, axis=-1)
+        given_N = jnp.take_along_axis(logprobs_NV, next_N[:, None], axis=1)[:, 0]
+        top_N = jnp.argmax(logits_NV, axis=-1)
+        # Taken from the same array, so that both are one number where the id that follows is the likeliest.
+        best_N = jnp.take_along_axis(logprobs_NV, top_N[:, None], axis=1)[:, 0]
+        bits_N2 = jax.lax.bitcast_convert_type(jnp.stack([given_N, best_N], axis=1), jnp.int32)
+        return jnp.concatenate([bits_N2, top_N[:, None].astype(jnp.int32)], axis=1)
+
+    blocks = hidden_BTD[0].reshape(-1, block, hidden_BTD.shape[-1]), next_BT[0].reshape(-1, block)
+    return cache, jax.lax.map(reduce, blocks).reshape(-1, 3)
 
 
 def _decode(

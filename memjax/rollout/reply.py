@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from memjax.tokenizer import StreamDecoder
 from memjax.trajectory import FinishReason
 
 if TYPE_CHECKING:
     from memjax.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a model expected a prompt: of every token but the first, in order.
+
+    `logprobs` are those of the tokens themselves, `top_logprobs` those of the likeliest ids in their places, `top_ids`;
+    all at temperature 1.
+    """
+
+    logprobs: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
 
 
 class GrowingReply:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from memjax.rollout.client import ClientError
-from memjax.rollout.reply import GrowingReply
+from memjax.rollout.reply import GrowingReply, Scores
 from memjax.trajectory import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class SlotEngine(Protocol):
     def load_params(self) -> Any: ...  # noqa: D102
     def init_decode_state(self) -> Any: ...  # noqa: D102
     def prefill_pieces(self, *, params: Any, existing_prefix: Any, tokens: np.ndarray) -> Generator[int, None, Any]: ...  # noqa: D102
+    def score_pieces(self, *, params: Any, tokens: np.ndarray) -> Generator[int, None, tuple[Any, Scores]]: ...  # noqa: D102
     def prefill_rows(self, *, params: Any, prompts: Sequence[np.ndarray], length: int) -> Any: ...  # noqa: D102
     def insert_rows(self, prefix: Any, decode_state: Any, starts: Sequence[Start]) -> Any: ...  # noqa: D102
     def generate(self, params: Any, decode_state: Any) -> tuple[Any, Any]: ...  # noqa: D102
@@ -143,7 +144,8 @@ class _Request:
     shared: int
     on_token: OnToken | None
     caller: Caller = ANYONE
-    future: Future[list[Completion]] = field(default_factory=Future)
+    is_scored: bool = False  # then the future gives Scores, and nothing is drawn
+    future: Future[Any] = field(default_factory=Future)
     submitted: float = field(default_factory=time.monotonic)
     cached: int = 0
     prefix: Any = None
@@ -232,18 +234,28 @@ class Scheduler:
         `on_token` is called from the worker thread. Raises ValueError for a prompt that cannot fit; the future raises
         ClientError when the engine fails.
         """
-        self._check(ids, params, shared)
+        self._check(ids, params.max_tokens, shared)
         seed = secrets.randbits(32) if params.seed is None else params.seed
         # What the device's 32 bits cannot hold would fail the step that starts the reply, and others with it: a cut at
         # the vocabulary's size or beyond is none, and the smallest top_p that is no 0 keeps one token, as any below.
         top_k = params.top_k if params.top_k < self._engine.vocabulary else 0
         params = replace(params, seed=seed, top_k=top_k, top_p=max(params.top_p, _LEAST_TOP_P))
         request = _Request(np.asarray(ids, np.int32), params, shared or len(ids), on_token, caller)
+        self._send(request)
+        return request.future
+
+    def score(self, ids: Sequence[int], caller: Caller = ANYONE) -> Future[Scores]:
+        """Queue a prompt whose tokens are to be scored; its prefill is kept, as by `submit`, with the same errors."""
+        self._check(ids, 0, 0)
+        request = _Request(np.asarray(ids, np.int32), SamplingParams(), len(ids), None, caller, is_scored=True)
+        self._send(request)
+        return request.future
+
+    def _send(self, request: _Request) -> None:
         with self._wake:
             self._refuse_if_over()
             self._inbox.append(request)
             self._wake.notify()
-        return request.future
 
     def swap_weights(self, params: Any, version: int | None = None) -> Future[int]:
         """Run other weights from the next step on; the future gives their version.
@@ -268,13 +280,13 @@ class Scheduler:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _check(self, ids: Sequence[int], params: SamplingParams, shared: int) -> None:
+    def _check(self, ids: Sequence[int], max_tokens: int, shared: int) -> None:
         if not len(ids):
             raise ValueError("the prompt is empty; it needs at least one token")
-        if len(ids) + params.max_tokens > self._engine.max_length:
+        if len(ids) + max_tokens > self._engine.max_length:
             raise ValueError(
-                f"a prompt of {len(ids)} tokens and max_tokens {params.max_tokens} need "
-                f"{len(ids) + params.max_tokens} places, the window has {self._engine.max_length}: "
+                f"a prompt of {len(ids)} tokens and max_tokens {max_tokens} need "
+                f"{len(ids) + max_tokens} places, the window has {self._engine.max_length}: "
                 "shorten the prompt or lower max_tokens"
             )
         if not 0 <= shared <= len(ids):
@@ -353,7 +365,8 @@ class Scheduler:
                 continue
             if taken is None:
                 self._filling = None
-                self._filled.append(request)
+                if not request.is_scored:
+                    self._filled.append(request)
             else:
                 budget -= taken
                 self.counters.prefilled_tokens += taken
@@ -387,7 +400,7 @@ class Scheduler:
 
     def _batch_length(self, request: _Request) -> int | None:
         tokens = len(request.ids) - 1  # the last one is decoded
-        if request.shared < len(request.ids):
+        if request.shared < len(request.ids) or request.is_scored:
             return None
         return next((length for length in self._engine.batches if length >= tokens), None)
 
@@ -416,6 +429,12 @@ class Scheduler:
 
     def _fill(self, request: _Request) -> Iterator[int]:
         """Prefill a request from what is kept, yielding the tokens of each piece."""
+        if request.is_scored:
+            prefix, scores = yield from self._engine.score_pieces(params=self._weights, tokens=request.ids)
+            self._prefixes.put(request.caller.owner, request.ids, prefix)
+            if request.future.set_running_or_notify_cancel():
+                request.future.set_result(scores)
+            return
         prefill = partial(self._engine.prefill_pieces, params=self._weights)
         common = request.ids[: request.shared]
         prefix = self._prefixes.get(request.caller.owner, self._weights.current.version, common)

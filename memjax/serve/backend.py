@@ -12,6 +12,7 @@ import jax
 from memjax.mesh import make_mesh
 from memjax.rollout.client import Client
 from memjax.rollout.local import LocalClient
+from memjax.rollout.reply import Scores
 from memjax.rollout.scheduler import ANYONE, Caller, Counters, OnToken
 from memjax.serve.settings import ServeSettings
 from memjax.tokenizer import Tokenizer
@@ -71,6 +72,10 @@ class Backend(Client, Protocol):
 
         ValueError for a prompt that cannot fit, at once or from the future; ClientError where the engine fails.
         """
+        ...
+
+    def score(self, ids: Sequence[int], caller: Caller = ANYONE) -> Future[Scores]:
+        """Queue a prompt whose tokens are to be scored; as `submit` otherwise."""
         ...
 
     def warm_up(self) -> None:

@@ -16,7 +16,7 @@ from memjax.rollout.tool_calls import CALL_END
 from memjax.serve.bodies import JsonRoute
 from memjax.serve.errors import ApiError
 from memjax.serve.memory_chat import MemoryChat
-from memjax.serve.replies import check_model, generation_for, ignored_headers, sampled_ids, usage
+from memjax.serve.replies import check_model, generation_for, ignored_headers, refuse_unsupported, sampled_ids, usage
 from memjax.serve.schemas import ChatMessage, ChatRequest
 from memjax.serve.service import Generation, ModelService, off_loop
 from memjax.serve.streaming import DONE, sse, started, unless_gone
@@ -41,6 +41,7 @@ def chat_routes(service: ModelService, memory: MemoryChat) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation; with the model memory/MODEL, about a text of any length."""
+        refuse_unsupported(body)
         if body.model == memory.name:
             refuse_tools(body, memory.name, service.name)
             if await memory.is_needed(body):

@@ -17,6 +17,13 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 """What OpenAI calls errors of a status, where that is not the one word for all of 4xx or 5xx."""
 
 
+_INSTEAD = {
+    "/v1/responses": ": this server speaks OpenAI's chat completions, so send messages to /v1/chat/completions",
+    "/v1/embeddings": ": this server makes no embeddings; it generates, at /v1/chat/completions and /v1/completions",
+}
+"""What to ask where a client of OpenAI's looks for what is not there."""
+
+
 class ApiError(Exception):
     """Why a request is refused or failed."""
 
@@ -96,5 +103,5 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
         "Not Found": f"there is nothing at {request.url.path}",
         "Method Not Allowed": f"{request.method} is not for {request.url.path}",
     }
-    message = said.get(error.detail, error.detail)
+    message = said.get(error.detail, error.detail) + _INSTEAD.get(request.url.path, "")
     return ApiError(error.status_code, message, headers=error.headers).response()

@@ -12,7 +12,7 @@ from memjax.rollout.scheduler import TokenEvent
 from memjax.serve.bodies import JsonRoute
 from memjax.serve.chat import rendered_off_loop
 from memjax.serve.errors import ApiError
-from memjax.serve.replies import generation_for, ignored_headers, sampled_ids, usage
+from memjax.serve.replies import generation_for, ignored_headers, refuse_unsupported, sampled_ids, usage
 from memjax.serve.schemas import GenerateRequest, TokenizeRequest
 from memjax.serve.service import Generation, ModelService, off_loop
 from memjax.serve.streaming import DONE, sse, started, unless_gone
@@ -30,6 +30,7 @@ def native_routes(service: ModelService) -> APIRouter:
     @router.post("/generate", response_model=None)
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Draw `n` continuations of token ids: ids, log probabilities, and the weights' version of every token."""
+        refuse_unsupported(body)
         versions: dict[int, list[int]] = {}
         note = lambda event: versions.setdefault(event.sample, []).append(event.weights_version)  # noqa: E731
         listener = None if body.stream else note

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -23,6 +23,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from memjax.rollout.client import ClientError, Prompt
+from memjax.rollout.reply import Scores
 from memjax.rollout.scheduler import ANYONE, Caller, Counters, OnToken, TokenEvent
 from memjax.serve.backend import load_client
 from memjax.serve.settings import ServeSettings
@@ -80,6 +81,10 @@ class Replica:
     async def load_weights(self, directory: Path, version: int) -> None:
         """Run other weights."""
         await self._client.load_weights(directory, version)
+
+    async def score(self, ids: Sequence[int], caller: Caller) -> Scores:
+        """How the model expected the tokens of a prompt."""
+        return await asyncio.wrap_future(self._client.score(ids, caller))
 
     async def generate(
         self, ids: Sequence[int], params: SamplingParams, shared: int, caller: Caller
@@ -205,6 +210,10 @@ class ReplicaPool:
         params = replace(params, seed=secrets.randbits(32) if params.seed is None else params.seed)
         return self._call(self._complete(_Request(list(ids), params, shared, on_token, caller)))
 
+    def score(self, ids: Sequence[int], caller: Caller = ANYONE) -> Future[Scores]:
+        """Queue a prompt whose tokens are to be scored."""
+        return self._call(self._score(list(ids), caller))
+
     async def complete(
         self, prompt: Prompt, params: SamplingParams, on_token: OnToken | None = None, caller: Caller = ANYONE
     ) -> list[Completion]:
@@ -245,17 +254,26 @@ class ReplicaPool:
         self._warm = True
 
     async def _complete(self, request: _Request) -> list[Completion]:
+        return await self._attempt(request.params.n, lambda place: self._draw(place, request))
+
+    async def _score(self, ids: list[int], caller: Caller) -> Scores:
+        async def work(place: _Place) -> Scores:
+            return await place.actor.score.remote(ids, caller)
+
+        return await self._attempt(1, work)
+
+    async def _attempt(self, samples: int, work: Callable[[_Place], Awaitable[Result]]) -> Result:
         for _ in range(_ATTEMPTS):
             place = await self._least_loaded()
-            place.samples += request.params.n
+            place.samples += samples
             try:
-                return await self._draw(place, request)
+                return await work(place)
             except RayTaskError as error:  # the replica lives: what it says would be said anywhere
                 raise _cause(error) from None
             except RayActorError as error:
                 self._lose(place, error)
             finally:
-                place.samples -= request.params.n
+                place.samples -= samples
         raise ClientError(
             f"{_ATTEMPTS} replicas died while they worked on this request: ask again, or look into the log"
         )

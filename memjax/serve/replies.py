@@ -23,6 +23,60 @@ def check_model(asked: str, *served: str) -> None:
         )
 
 
+_OFF: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "prompt_logprobs": (),
+    "modalities": ([], ["text"]),
+    "audio": (),
+    "web_search_options": (),
+    "thinking": ({"type": "disabled"},),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": ({},),
+    "grammar": ("",),
+    "json_schema": ({},),
+}
+"""What other services know and would give another reply, with the values that ask for nothing."""
+
+
+def refuse_unsupported(body: Body) -> None:
+    """ApiError 400 for a field that is not known here and would change what the reply means, or its shape."""
+    sent = body.model_extra or {}
+    for name, value in sent.items():
+        if name in _OFF and value not in _OFF[name]:
+            got = repr(value)
+            raise ApiError(
+                400,
+                f"{name} would change the reply, and is not supported here: leave it out, got {got[:80]}",
+                param=name,
+            )
+    drawn = getattr(body, "n", 1)
+    if sent.get("best_of", drawn) != drawn:
+        raise ApiError(
+            400, f"best_of: replies are not drawn to be chosen from, only n ({drawn}) is known", param="best_of"
+        )
+
+
 def caller_of(request: Request) -> Caller:
     """Who sent a request."""
     return Caller(request.state.client, request.state.owner)
@@ -44,19 +98,29 @@ def generation_for(
     """
     if listener is None and not body.stream:
         listener = _unheard
+    refuse_past_window(service, ids, limit or 1)
     room = service.window - len(ids)
-    if room < 1:
-        raise ApiError(
-            400,
-            f"the prompt has {len(ids)} tokens, and this model's maximum context length is {service.window} tokens, "
-            f"the reply included: shorten it, or ask the model memory/{service.name}, which reads texts of any length",
-            code="context_length_exceeded",
-        )
     try:
         params = body.sampling(limit or room)
     except ValueError as error:
         raise ApiError(400, str(error)) from None
     return service.start(ids, params, shared=shared, listener=listener, caller=caller_of(request))
+
+
+def refuse_past_window(service: ModelService, ids: Sequence[int], limit: int) -> None:
+    """ApiError 400 where `limit` tokens do not fit the window behind a prompt."""
+    room = service.window - len(ids)
+    if room >= limit:
+        return
+    most = f"this model's maximum context length is {service.window} tokens"  # clients know the error by these words
+    if room > 0:
+        told = f"the prompt has {len(ids)} tokens and max_tokens is {limit}, but {most}: shorten it or lower max_tokens"
+    else:
+        told = (
+            f"the prompt has {len(ids)} tokens, and {most}, the reply included: shorten it, or ask the model "
+            f"memory/{service.name}, which reads texts of any length"
+        )
+    raise ApiError(400, told, code="context_length_exceeded")
 
 
 def _unheard(_: TokenEvent) -> None:
@@ -87,7 +151,7 @@ def sampled_ids(completion: Completion) -> list[int]:
     return [int(token_id) for token_id in completion.token_ids]
 
 
-def ignored_headers(body: Body) -> dict[str, str]:
-    """The header that names the fields which were accepted and mean nothing here."""
-    names = ",".join(quote(name[:64]) for name in body.ignored[:20])
+def ignored_headers(body: Body, ignored: Sequence[str] | None = None) -> dict[str, str]:
+    """The header that names the fields which were accepted and mean nothing here: by default the body's."""
+    names = ",".join(quote(name[:64]) for name in (body.ignored if ignored is None else ignored)[:20])
     return {"X-Memjax-Ignored-Fields": names} if names else {}

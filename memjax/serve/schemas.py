@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from memjax.trajectory import SamplingParams
 
@@ -19,7 +20,11 @@ MAX_PARTS = 4096
 _COLDEST = 1e-4
 
 # Lists fail at their first wrong item: nobody reads a million errors, and making them would hold up everybody else.
-Stop = str | Annotated[list[str], Field(fail_fast=True, max_length=16)]
+Stop = Annotated[
+    list[str],
+    Field(fail_fast=True, max_length=16),
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given, json_schema_input_type=str | list[str]),
+]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(fail_fast=True, min_length=1)]
 
 
@@ -28,10 +33,30 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """null says that an optional field is not given: many clients write all fields that they know."""
+        if not isinstance(given, dict):
+            return given
+        needed = {name for name, field in cls.model_fields.items() if field.is_required()}
+        return {name: value for name, value in given.items() if value is not None or name in needed}
+
     @property
     def ignored(self) -> list[str]:
-        """The fields that were sent with a value and mean nothing here."""
-        return sorted(name for name, value in (self.model_extra or {}).items() if value not in (None, False, 0, [], {}))
+        """The fields that were sent with a value and mean nothing here, those inside others as tools.function.x."""
+        return sorted(set(_unknown(self)))
+
+
+def _unknown(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _unknown(item)
+    elif isinstance(value, Body):
+        yield from (name for name, extra in (value.model_extra or {}).items() if extra not in (None, False, 0, [], {}))
+        for name, inner in value:
+            if isinstance(inner, list | Body):
+                yield from (f"{name}.{unknown}" for unknown in _unknown(inner))
 
 
 class SamplingRequest(Body):
@@ -49,7 +74,7 @@ class SamplingRequest(Body):
     @property
     def stops(self) -> list[str]:
         """The stop strings."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return self.stop or []
 
     def sampling(self, max_tokens: int) -> SamplingParams:
         """The same as the engine takes it. Raises ValueError for an empty stop string."""
@@ -185,7 +210,9 @@ class CompletionRequest(OpenAIRequest):
         | TokenIds
         | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
     )
+    max_tokens: int | None = Field(None, ge=0)  # 0 is for `echo`
     logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool = False
 
 
 class GenerateRequest(SamplingRequest):

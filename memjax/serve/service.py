@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any, NoReturn, TypeVar
 
 from memjax.rollout.client import ClientError
+from memjax.rollout.reply import Scores
 from memjax.rollout.scheduler import ANYONE, Caller, OnToken, TokenEvent
 from memjax.serve.backend import Backend
 from memjax.serve.errors import ApiError
@@ -35,7 +36,7 @@ class Generation:
     """
 
     def __init__(self, service: ModelService, listener: OnToken | None, samples: int, owner: str):
-        self.future: Future[list[Completion]]
+        self.future: Future[Any]
         self.samples, self.owner = samples, owner
         self._service, self._listener = service, listener
         self._loop = asyncio.get_running_loop()
@@ -60,7 +61,7 @@ class Generation:
         else:
             self._loop.call_soon_threadsafe(self._tokens.put_nowait, event)
 
-    def watch(self, future: Future[list[Completion]]) -> None:
+    def watch(self, future: Future[Any]) -> None:
         """Follow the request that the scheduler took on."""
         self.future = future
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._tokens.put_nowait, None))
@@ -79,16 +80,22 @@ class Generation:
 
     async def result(self) -> list[Completion]:
         """The completions, in order of sample; ApiError as for `events`."""
+        completions = await self.outcome()
+        self._outcome = str(completions[-1].finish_reason)
+        return completions
+
+    async def outcome(self) -> Any:
+        """What the future gives: for a prompt that was to be scored, its Scores; ApiError as for `events`."""
         try:
-            completions = await self._within(asyncio.wrap_future(self.future))
+            outcome = await self._within(asyncio.wrap_future(self.future))
         except ClientError as error:
             self._outcome = "failed"
             raise ApiError(503, str(error)) from None
         except ValueError as error:
             self._outcome = "invalid"
             raise ApiError(400, str(error)) from None
-        self._outcome = str(completions[-1].finish_reason)
-        return completions
+        self._outcome = "stop"
+        return outcome
 
     def close(self) -> None:
         """Give back what the request holds, and count it."""
@@ -151,8 +158,23 @@ class ModelService:
         """Begin a generation, or refuse it with an ApiError: 400 for what cannot be run, 429 and 503 for now."""
         self.admit(params.n, caller.owner)
         generation = Generation(self, listener, params.n, caller.owner)
+        submit = self.client.submit
+        return self._begun(
+            generation, lambda: submit(ids, params, shared=shared, on_token=generation.on_token, caller=caller)
+        )
+
+    async def scores(self, ids: Sequence[int], caller: Caller = ANYONE) -> Scores:
+        """How the model expected every token of a prompt; refused as by `start`, and with the same errors."""
+        self.admit(1, caller.owner)
+        generation = self._begun(Generation(self, None, 1, caller.owner), lambda: self.client.score(ids, caller))
         try:
-            future = self.client.submit(ids, params, shared=shared, on_token=generation.on_token, caller=caller)
+            return await generation.outcome()
+        finally:
+            generation.close()
+
+    def _begun(self, generation: Generation, submit: Callable[[], Future[Any]]) -> Generation:
+        try:
+            future = submit()
         except ValueError as error:
             self.metrics.requests.labels("invalid").inc()
             raise ApiError(400, str(error)) from None

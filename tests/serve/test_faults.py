@@ -42,6 +42,7 @@ def changed(body: dict, **changes) -> dict:
         ("/v1/chat/completions", changed(CHAT, n=10**6), 400, "n: "),
         ("/v1/chat/completions", changed(CHAT, stop=[""]), 400, "stop string"),
         ("/v1/chat/completions", changed(CHAT, seed=1 << 70), 400, "seed"),
+        ("/v1/chat/completions", changed(CHAT, stop=["a"] * 17), 400, "stop: List should have at most 16 items"),
         ("/v1/chat/completions", changed(CHAT, top_logprobs=5), 400, "top_logprobs"),
         ("/v1/chat/completions", {"messages": CHAT["messages"]}, 400, "model is missing"),
         ("/v1/completions", {"model": "tiny", "prompt": "a", "logprobs": 2}, 400, "at most 1, got 2"),
@@ -56,6 +57,8 @@ def changed(body: dict, **changes) -> dict:
         ("/tokenize", {}, 400, "text or messages"),
         ("/tokenize", {"text": "a", "messages": []}, 400, "text or messages"),
         ("/nowhere", {}, 404, "nothing at /nowhere"),
+        ("/v1/responses", {"model": "tiny", "input": "a"}, 404, "send messages to /v1/chat/completions"),
+        ("/v1/embeddings", {"model": "tiny", "input": "a"}, 404, "makes no embeddings"),
         ("/health", {}, 405, "POST is not for /health"),
     ],
 )
@@ -102,11 +105,11 @@ def test_any_temperature_gives_finite_log_probabilities(server, temperature):
 
 def test_unknown_fields_are_accepted_and_reported(server):
     response = server.post(
-        "/v1/chat/completions", changed(CHAT, logit_bias={"1": 2}, user="me", parallel_tool_calls=None)
+        "/v1/chat/completions", changed(CHAT, metadata={"a": "b"}, user="me", parallel_tool_calls=None)
     )
     assert response.status_code == 200
-    assert response.json()["ignored_fields"] == ["logit_bias", "user"]
-    assert response.headers["x-memjax-ignored-fields"] == "logit_bias,user"
+    assert response.json()["ignored_fields"] == ["metadata", "user"]
+    assert response.headers["x-memjax-ignored-fields"] == "metadata,user"
 
 
 def test_a_body_over_the_limit_is_refused_by_its_length_and_by_its_size(engine, loaded, tmp_path):

@@ -546,7 +546,7 @@ def test_a_file_in_a_chat_is_read_and_a_short_chat_is_answered_at_once(client, s
     reply = client.chat.completions.create(
         model="memory/tiny", messages=[{"role": "user", "content": content}], max_tokens=8
     )
-    assert reply.choices[0].finish_reason == "stop"
+    assert reply.choices[0].finish_reason == "length"
     short = [{"role": "user", "content": "Hello"}]
     options = {"messages": short, "max_tokens": 4, "seed": 1}
     direct = client.chat.completions.create(model="memory/tiny", **options)
