@@ -249,8 +249,8 @@ class Run:
             code[reference] = LocalModel(self.config.model).fingerprint()
             if known.get(reference, code[reference]) != code[reference]:
                 raise ValueError(
-                    f"{self.config.model} is what objective.kl_coef compares with, and has other weights than when this "
-                    "run was started: put them back, or choose another directory with out=DIR"
+                    f"{self.config.model} is what objective.kl_coef compares with, and has other weights than when "
+                    "this run was started: put them back, or choose another directory with out=DIR"
                 )
         for name in code:
             if known.get(name, code[name]) != code[name]:
