@@ -7,9 +7,10 @@ the vocabulary, which takes seconds; this takes a fraction of one.
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     ggml_type: int
     offset: int  # bytes from the start of the file
+    file: Path  # which of a split model's parts
 
     @property
     def rows(self) -> int:
@@ -37,7 +39,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """What the header of one file says."""
+    """What the header of a model says; one that is split has its metadata from the first part, the tensors of all."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -45,8 +47,49 @@ class GGUFFile:
 
 
 def read_gguf(path: str | Path) -> GGUFFile:
-    """Read the header of `path`; no tensor is touched. Raises ValueError for a file that is not a whole GGUF."""
-    path = Path(path)
+    """Read the header of `path` and, where it is the first part of a split model, of the others; no tensor is touched.
+
+    Raises ValueError for a file that is not a whole GGUF, for another part, and for parts that are not there.
+    """
+    first = _read_part(Path(path))
+    count = first.metadata.get("split.count", 1)
+    if count <= 1:
+        return first
+    parts = [first, *(_read_part(other) for other in _other_parts(first, count))]
+    for number, part in enumerate(parts):
+        place = part.metadata.get("split.no"), part.metadata.get("split.count")
+        if place != (number, count):
+            raise ValueError(
+                f"{part.path} is not part {number + 1} of {count} (its header says {place}): fetch it again"
+            )
+    tensors = {name: info for part in parts for name, info in part.tensors.items()}
+    declared = first.metadata.get("split.tensors.count", len(tensors))
+    if not sum(len(part.tensors) for part in parts) == len(tensors) == declared:
+        raise ValueError(
+            f"the {count} parts of {path} are not of one model: they hold {len(tensors)} of {declared} tensors"
+        )
+    return GGUFFile(first.path, first.metadata, tensors)
+
+
+def _other_parts(first: GGUFFile, count: int) -> list[Path]:
+    """The parts after the first, as llama.cpp names them. ValueError where `first` is not that, or one is missing."""
+    number, named = first.metadata.get("split.no", 0) + 1, re.fullmatch(r"(.*)-\d{5}-of-\d{5}\.gguf", first.path.name)
+    if named is None:
+        raise ValueError(
+            f"{first.path} is part {number} of {count}, but not named so: call the parts NAME-00001-of-{count:05}.gguf "
+            "and so on, that the others can be found"
+        )
+    paths = [first.path.with_name(f"{named[1]}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    if number != 1:
+        raise ValueError(f"{first.path} is part {number} of {count}: give part 1, {paths[0]}")
+    if missing := [path.name for path in paths if not path.exists()]:
+        raise ValueError(
+            f"{first.path} is part 1 of {count}, and {', '.join(missing)} is not beside it: fetch that too"
+        )
+    return paths[1:]
+
+
+def _read_part(path: Path) -> GGUFFile:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).read()
@@ -83,7 +126,7 @@ class _Reader:
         declared = [self.tensor() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", 32)
         start = -(-self.at // alignment) * alignment
-        tensors = {t.name: TensorInfo(t.name, t.shape, t.ggml_type, start + t.offset) for t in declared}
+        tensors = {t.name: replace(t, offset=start + t.offset) for t in declared}
         return GGUFFile(self.path, metadata, tensors)
 
     def scalar(self, code: str) -> Any:
@@ -121,4 +164,4 @@ class _Reader:
                 f"{self.path} is a damaged GGUF file: {name!r} has {dim_count} dimensions; download it again"
             )
         dims = [self.scalar("Q") for _ in range(dim_count)]
-        return TensorInfo(name, tuple(reversed(dims)), self.scalar("I"), self.scalar("Q"))
+        return TensorInfo(name, tuple(reversed(dims)), self.scalar("I"), self.scalar("Q"), self.path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from memjax.whole_file import write_whole
 
@@ -20,13 +22,22 @@ class MetricsLog:
     def __init__(self, path: Path, step: int = 0):
         kept = [row for row in read_metrics(path) if row["step"] <= step]
         write_whole(path, "".join(f"{json.dumps(row)}\n" for row in kept))
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._file: IO[bytes] = path.open("ab", buffering=0)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Add a line; numbers that are none (NaN, infinity) become null, which JSON can hold."""
+        """Add a line; numbers that are none (NaN, infinity) become null, which JSON can hold.
+
+        OSError, and no part of the line, where the disk does not take it.
+        """
         row = {name: _plain(value) for name, value in {"step": step, **metrics}.items()}
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        line = json.dumps(row).encode() + b"\n"
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.ftruncate(self._file.fileno(), end)
+            raise
 
     def close(self) -> None:
         """End the file."""

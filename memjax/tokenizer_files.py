@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from memjax.gguf_file import read_gguf
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -84,8 +87,10 @@ def locate(name: str | Path) -> Path:
 def gguf_tokenizer(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tokenizer.json and tokenizer_config.json that the metadata of a GGUF file amounts to."""
     metadata = read_gguf(path).metadata
-    pre = metadata.get("tokenizer.ggml.pre")
-    if pre not in _QWEN2_PRE:
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    if pre == "default":  # written before spring 2024
+        log.warning("%s does not say how its tokenizer splits words (tokenizer.ggml.pre): Qwen2's way is taken", path)
+    elif pre not in _QWEN2_PRE:
         raise ValueError(f"{path} has a tokenizer of kind {pre!r}; memjax reads Qwen2's ({', '.join(_QWEN2_PRE)})")
     tables = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges")
     if absent := [key for key in tables if key not in metadata]:
@@ -161,11 +166,17 @@ def _directory_tokenizer(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for name in ("config.json", "generation_config.json"):  # the later one wins, as it does in transformers
         declared = (read_json(path / name) or {}).get("eos_token_id")
         settings["eos_token_id"] = declared if declared is not None else settings.get("eos_token_id")
+    templates = {}  # the first one counts, as in transformers
     if (path / "chat_template.jinja").exists():
-        settings["chat_template"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
-    elif (path / "chat_template.json").exists():
-        settings["chat_template"] = (read_json(path / "chat_template.json") or {}).get("chat_template")
-    settings["chat_template"] = _default_template(settings.get("chat_template"))
+        templates["chat_template.jinja"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    if (path / "chat_template.json").exists():
+        templates["chat_template.json"] = (read_json(path / "chat_template.json") or {}).get("chat_template")
+    templates["tokenizer_config.json"] = settings.get("chat_template")
+    given = [(name, text) for name, value in templates.items() if (text := _default_template(value)) is not None]
+    settings["chat_template"] = given[0][1] if given else None
+    for name, text in given[1:]:
+        if text.strip() != given[0][1].strip():
+            log.warning("%s: the chat template of %s is taken; %s holds another", path, given[0][0], name)
     return read_json(path / "tokenizer.json") or _slow_definition(path), settings
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from memjax.checkpoint.tensors import Index, listing, read_bytes
+from memjax.checkpoint.tensors import EMBEDDING, HEAD, Index, is_head_the_embedding, listing, read_bytes
 from memjax.gguf_file import GGUFFile, TensorInfo, read_gguf
 from memjax.models.config import Qwen2Config
 
@@ -28,9 +29,13 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_COMPARED_ROWS = 256
-_SAME_MATRIX_COSINE = 0.9  # two roundings of one matrix reach 0.99; an embedding and a head of their own stay far below
+
+_SCALING = {
+    "type": "rope_type",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
 
 
 class GGUFModel:
@@ -41,15 +46,16 @@ class GGUFModel:
         file = read_gguf(path)
         _refuse_other_files(file)
         self._tensors = {_hf_name(name): info for name, info in file.tensors.items()}
-        _check_length(path, path.stat().st_size, file.tensors.values())
-        if _EMBEDDING not in self._tensors:
+        _check_length(file.tensors.values())
+        if EMBEDDING not in self._tensors:
             raise ValueError(f"{path} has no token_embd.weight; it holds {listing(sorted(file.tensors))}")
-        tied = _HEAD not in self._tensors or self._is_head_the_embedding()
-        if tied and _HEAD in self._tensors:
-            # One matrix rounded twice: the head's copy is the finer one, and a tied model has only one.
-            self._tensors[_EMBEDDING] = self._tensors.pop(_HEAD)
         self.shapes = {name: info.shape for name, info in self._tensors.items()}
-        self.config = _config(file, vocab_size=self.shapes[_EMBEDDING][0], tied=tied)
+        tied = HEAD not in self._tensors or is_head_the_embedding(self)
+        if tied and HEAD in self._tensors:
+            # One matrix rounded twice: the head's copy is the finer one, and a tied model has only one.
+            self._tensors[EMBEDDING] = self._tensors.pop(HEAD)
+        self.shapes = {name: info.shape for name, info in self._tensors.items()}
+        self.config = _config(file, vocab_size=self.shapes[EMBEDDING][0], tied=tied)
 
     def read(self, name: str, index: Index) -> np.ndarray:
         """Rows of one tensor as float32; only they are dequantised."""
@@ -57,34 +63,27 @@ class GGUFModel:
 
         info = self._tensors[name]
         if len(info.shape) == 1:
-            data = read_bytes(self.path, info.offset, _row_bytes(info))
+            data = read_bytes(info.file, info.offset, _row_bytes(info))
             return dequantize(data, _quantization(info))[index]
         rows, *rest = index
         width = _row_bytes(info)
-        data = read_bytes(self.path, info.offset + rows.start * width, (rows.stop - rows.start) * width)
+        data = read_bytes(info.file, info.offset + rows.start * width, (rows.stop - rows.start) * width)
         return dequantize(data.reshape(-1, width), _quantization(info))[(slice(None), *rest)]
-
-    def _is_head_the_embedding(self) -> bool:
-        embedding, head = self._tensors[_EMBEDDING], self._tensors[_HEAD]
-        if embedding.shape != head.shape:
-            return False
-        rows = (slice(0, _COMPARED_ROWS), slice(0, head.shape[1]))
-        a, b = self.read(_EMBEDDING, rows), self.read(_HEAD, rows)
-        return bool(np.sum(a * b) > _SAME_MATRIX_COSINE * np.linalg.norm(a) * np.linalg.norm(b))
 
 
 def _refuse_other_files(file: GGUFFile) -> None:
     architecture = file.metadata.get("general.architecture")
     if architecture != "qwen2":
         raise ValueError(f"{file.path} holds a model of architecture {architecture!r}; memjax runs 'qwen2' only")
-    if (parts := file.metadata.get("split.count", 1)) > 1:
-        raise ValueError(f"{file.path} is one of {parts} parts; join them with llama-gguf-split --merge")
 
 
-def _check_length(path: Path, size: int, tensors: Any) -> None:
-    end = max((info.offset + info.rows * _row_bytes(info) for info in tensors), default=0)
-    if size < end:
-        raise ValueError(f"{path} is truncated: {size} bytes of {end}; download it again")
+def _check_length(tensors: Iterable[TensorInfo]) -> None:
+    ends: dict[Path, int] = {}
+    for info in tensors:
+        ends[info.file] = max(ends.get(info.file, 0), info.offset + info.rows * _row_bytes(info))
+    for file, end in ends.items():
+        if (size := file.stat().st_size) < end:
+            raise ValueError(f"{file} is truncated: {size} bytes of {end}; download it again")
 
 
 def _quantization(info: TensorInfo) -> Any:
@@ -136,14 +135,27 @@ def _config(file: GGUFFile, *, vocab_size: int, tied: bool) -> Qwen2Config:
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
     }
-    scaling = metadata.get("qwen2.rope.scaling.type", "none")
-    if scaling != "none":
-        raw["rope_scaling"] = {
-            "rope_type": scaling,
-            "factor": metadata.get("qwen2.rope.scaling.factor"),
-            "original_max_position_embeddings": metadata.get("qwen2.rope.scaling.original_context_length"),
-        }
+    # What is here and not in the table below is refused by its own name rather than left out.
+    prefix = "qwen2.rope.scaling."
+    scaling = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    if scaling.get("attn_factor") == 1.0:
+        del scaling["attn_factor"]
+    if scaling.get("type", "none") != "none":
+        raw["rope_scaling"] = {_SCALING.get(key, key): value for key, value in scaling.items()}
+    old_spelling = metadata.get("qwen2.rope.scale_linear", 1.0)
+    head_dim = raw["head_dim"] or raw["hidden_size"] // raw["num_attention_heads"]
     try:
+        if old_spelling not in (0.0, 1.0):
+            raise ValueError(f"qwen2.rope.scale_linear is {old_spelling}; memjax runs YaRN and unscaled RoPE")
+        for key in ("qwen2.rope.dimension_count", "qwen2.attention.value_length"):
+            if metadata.get(key, head_dim) != head_dim:
+                raise ValueError(
+                    f"{key} is {metadata[key]}, but heads have {head_dim} dimensions; memjax runs one size"
+                )
+        if metadata.get("qwen2.vocab_size", vocab_size) != vocab_size:
+            raise ValueError(
+                f"qwen2.vocab_size is {metadata['qwen2.vocab_size']}, but token_embd has {vocab_size} rows"
+            )
         return Qwen2Config.from_hf(raw)
     except ValueError as error:
         raise ValueError(f"{file.path}: {error}") from error

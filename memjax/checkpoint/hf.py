@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -35,6 +36,8 @@ from memjax.tokenizer_files import read_json, write_json
 
 Progress = Callable[[int, int, str], None]
 """Called with the tensors done, their number, and the name of the next."""
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
 _TAGS = {jnp.dtype(dtype): tag for tag, dtype in _DTYPES.items()}
@@ -94,14 +97,17 @@ class SafetensorsDirectory:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    index = read_json(directory / _INDEX)
-    if index is not None:
+    index, single = read_json(directory / _INDEX), directory / "model.safetensors"
+    if single.exists():  # as transformers does; an index beside it is left from shards that were joined
+        files = [single]
+        if index is not None and set(index.get("weight_map", {}).values()) != {single.name}:
+            log.warning("%s is read; %s beside it is of other files, and passed over", single, _INDEX)
+    elif index is not None:
         files = sorted({directory / str(name) for name in index.get("weight_map", {}).values()})
         if absent := [file.name for file in files if not file.exists()]:
             raise ValueError(f"{directory / _INDEX} names files that are not there: {listing(absent)}; download them")
     else:
-        single = directory / "model.safetensors"
-        files = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
+        files = sorted(directory.glob("*.safetensors"))
     if not files:
         hint = "convert its .bin files to safetensors" if any(directory.glob("*.bin")) else "download them"
         raise ValueError(f"no safetensors files in {directory}; {hint}")
@@ -120,6 +126,8 @@ def _read_header(file: Path) -> dict[str, _Entry]:
         header = json.loads(head)
         header.pop("__metadata__", None)
         spans = {name: _span(spec) for name, spec in header.items()}
+    except _OtherDtypeError as error:
+        raise ValueError(f"{file} holds {error}; take the unquantised model, or a GGUF of it") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the header of {file} cannot be read ({error}); download it again") from error
     end = 8 + length + max((stop for _, _, _, stop in spans.values()), default=0)
@@ -128,9 +136,13 @@ def _read_header(file: Path) -> dict[str, _Entry]:
     return {name: _Entry(file, 8 + length + start, dtype, shape) for name, (dtype, shape, start, _) in spans.items()}
 
 
+class _OtherDtypeError(ValueError):
+    """A whole file, but not one that can be run."""
+
+
 def _span(spec: Mapping[str, Any]) -> tuple[np.dtype, tuple[int, ...], int, int]:
     if spec["dtype"] not in _DTYPES:
-        raise ValueError(f"dtype {spec['dtype']}; memjax reads {', '.join(_DTYPES)}, not quantised weights")
+        raise _OtherDtypeError(f"dtype {spec['dtype']}; memjax reads {', '.join(_DTYPES)}, not quantised weights")
     dtype, shape = jnp.dtype(_DTYPES[spec["dtype"]]), tuple(spec["shape"])
     start, stop = spec["data_offsets"]
     if stop - start != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:

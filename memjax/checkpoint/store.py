@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,13 +37,13 @@ class TrainStore:
     @property
     def latest(self) -> int | None:
         """The step of the last whole checkpoint."""
-        found = self._checkpointer.latest
-        return None if found is None else found.step
+        return max(self.steps, default=None)
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the whole checkpoints, in order."""
-        return [found.step for found in self._checkpointer.checkpoints]
+        """The steps of the whole checkpoints, in order. An empty directory is none."""
+        found = [one.step for one in self._checkpointer.checkpoints]
+        return [step for step in found if any((self._directory / str(step)).iterdir())]
 
     @property
     def best(self) -> int | None:
@@ -90,7 +91,7 @@ class TrainStore:
     ) -> tuple[State, dict[str, int]] | None:
         """A checkpoint, placed as `abstract` says, and its position with the names of `position`; None if none.
 
-        By default the last. Raises ValueError for a checkpoint of another model or optimiser.
+        By default the last. Raises ValueError for a damaged checkpoint, and for one of another model or optimiser.
         """
         step = self.latest if step is None else step
         if step is None:
@@ -98,12 +99,23 @@ class TrainStore:
         tree = {"state": abstract, "position": {name: np.asarray(0, np.int64) for name in position}}
         try:
             found: Any = self._checkpointer.load(step, tree)
-        except (ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # the boundary to the disk: each file that is damaged raises something else
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise ValueError(
-                f"the checkpoint {self._directory / str(step)} does not hold this run's state ({error}); "
-                "start with another directory"
+                f"the checkpoint {self._directory / str(step)} does not hold this run's state ({reason})"
             ) from error
         return found["state"], {name: int(value) for name, value in found["position"].items()}
+
+    def set_aside(self, step: int, where: Path) -> None:
+        """Move a checkpoint out of the way of those to come, to the directory `where`."""
+        where.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(where / str(step), ignore_errors=True)
+        (self._directory / str(step)).rename(where / str(step))
+
+    def reopen(self) -> None:
+        """See the directory as it is now, after something was set aside."""
+        self._checkpointer.close()
+        self._checkpointer = self._open()
 
     def close(self) -> None:
         """Finish what is being written."""

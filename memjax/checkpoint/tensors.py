@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
@@ -20,6 +21,9 @@ Index = tuple[slice, ...]
 # Buffers that checkpoints of early transformers carry; they follow from the config.
 _IGNORABLE = re.compile(r"rotary_emb\.inv_freq$")
 _BLOCK_ELEMENTS = 1 << 24  # what is read, dequantised and cast at a time
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_COMPARED_ROWS = 256
+_SAME_MATRIX_COSINE = 0.9  # two roundings of one matrix reach 0.99; an embedding and a head of their own stay far below
 _MOST_NAMES = 8  # of each kind of fault in one message
 
 
@@ -42,7 +46,38 @@ def read_params(source: TensorSource, config: Qwen2Config, options: ModelOptions
     """
     abstract = abstract_params(config, options)
     check_tensors(source, config)
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: _place(source, leaf_tensors(path, leaf), leaf), abstract)
+    if config.tie_word_embeddings and HEAD in source.shapes and not is_head_the_embedding(source):
+        raise ValueError(
+            f"tie_word_embeddings is true, but {source.path} holds an lm_head.weight that is not the embedding: set "
+            "tie_word_embeddings to false in config.json, or leave lm_head.weight out"
+        )
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _place(source, leaf_tensors(path, leaf), leaf), abstract
+    )
+    if broken := not_finite(params):
+        raise ValueError(f"{source.path} holds NaN or infinity in {listing(broken)}; a run that diverged writes such")
+    return params
+
+
+def not_finite(params: Params) -> list[str]:
+    """The parameters that hold a number that is none, by Hugging Face's names; stacked ones by that of layer 0."""
+    flags = [(path, leaf, _is_finite(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
+    return [leaf_tensors(path, leaf).names[0] for path, leaf, finite in flags if not bool(finite)]
+
+
+@jax.jit
+def _is_finite(array: jax.Array) -> jax.Array:
+    return jnp.isfinite(array).all()
+
+
+def is_head_the_embedding(source: TensorSource) -> bool:
+    """Whether the output matrix is the embedding again, perhaps rounded otherwise."""
+    shape = source.shapes[HEAD]
+    if source.shapes[EMBEDDING] != shape:
+        return False
+    rows = slice(0, min(_COMPARED_ROWS, shape[0])), slice(0, shape[1])
+    a, b = (source.read(name, rows).astype(np.float32) for name in (EMBEDDING, HEAD))
+    return bool(np.sum(a * b) > _SAME_MATRIX_COSINE * np.linalg.norm(a) * np.linalg.norm(b))
 
 
 def check_tensors(source: TensorSource, config: Qwen2Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,8 @@ class LocalModel:
     def identity(self, dtype: str | None = None) -> ModelIdentity:
         """What its replies depend on: all its bytes, and the dtype it runs in (by default the machine's)."""
         path = locate(self.model)
-        weights = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), path / "config.json"])
+        parts = {path, *path.parent.glob(re.sub(r"-\d{5}-of-(\d{5}\.gguf)$", r"-?????-of-\1", path.name))}
+        weights = sorted(parts) if path.is_file() else sorted([*path.glob("*.safetensors"), path / "config.json"])
         named = ("*token*.json", "chat_template*", "vocab.json", "merges.txt", "generation_config.json")
         tokenizer = [path] if path.is_file() else sorted({file for name in named for file in path.glob(name)})
         return ModelIdentity(

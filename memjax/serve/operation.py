@@ -35,9 +35,18 @@ class WeightReloader:
 
         Requests under way go on. ApiError says why a checkpoint cannot be run.
         """
-        if not directory.is_dir() and not directory.is_file():
+        try:
+            found = directory.is_dir() or directory.is_file()
+        except OSError as error:  # a name that is too long for the file system
+            raise ApiError(400, f"directory: {error.strerror}") from None
+        if not found:
             raise ApiError(400, f"there is no checkpoint {directory}")
         async with self._lock:
+            last = self._service.client.weights_version
+            if version is not None and version <= last:
+                raise ApiError(
+                    400, f"version is {version}, but {last} runs now: a version names one set of weights only"
+                )
             try:
                 identity = await asyncio.to_thread(LocalModel(str(directory)).identity, self._dtype)
                 version = await self._service.client.load_weights(directory, version)

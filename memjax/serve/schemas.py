@@ -233,8 +233,8 @@ class TokenizeRequest(Body):
 class WeightsRequest(Body):
     """/admin/weights: where the weights lie that are to be run from now on."""
 
-    directory: str = Field(min_length=1)
-    version: int | None = Field(None, ge=0)
+    directory: str = Field(min_length=1, max_length=4096)
+    version: int | None = Field(None, ge=0, lt=1 << 31)
 
 
 class MemoryRequest(Body):

@@ -311,7 +311,7 @@ class TrainConfig(_Part):
 # What may differ between a run and its continuation: it changes neither what was done so far nor what a step means.
 _MAY_CHANGE = (
     *("out", "steps", "validation", "checkpoint", "dump_every", "log", "compute"),
-    *("batch.micro_batch_tokens", "reward_seconds", "limits"),
+    *("batch.micro_batch_tokens", "rollout.slots", "rollout.prefix_tokens", "reward_seconds", "limits"),
 )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,29 @@ class Log(Protocol):
     def close(self) -> None:
         """End the log."""
         ...
+
+
+class Unwritten:
+    """What the disk did not take: it is counted, each kind is said once, and the run goes on."""
+
+    def __init__(self, say: Callable[[str], None] = lambda message: None):
+        self.count = 0
+        self._say, self._said = say, set[str]()
+
+    def add(self, what: str, error: Exception) -> None:
+        """Count one more failure to write `what`."""
+        self.count += 1
+        if what not in self._said:
+            self._said.add(what)
+            self._say(f"{what} COULD NOT BE WRITTEN ({error}): is the disk full? Training goes on without")
+
+    @contextmanager
+    def guarding(self, what: str) -> Iterator[None]:
+        """Let no failure of the disk out."""
+        try:
+            yield
+        except OSError as error:
+            self.add(what, error)
 
 
 def open_logs(config: TrainConfig, step: int) -> list[Log]:

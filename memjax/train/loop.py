@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import asdict, replace
@@ -15,11 +16,13 @@ from memjax.train.demonstrations import read_demonstrations
 from memjax.train.display import Silent, Watcher
 from memjax.train.learner import Model, frozen_copy, make_learner, make_supervised_update, on_host, open_model
 from memjax.train.pipeline import Rollouts
-from memjax.train.run import Position, Run, Stopped, config_of
+from memjax.train.run import Position, Run, Stopped, config_of, last_whole
 from memjax.train.scoring import check_rewards
 from memjax.train.sft import stage_examples, supervised_batch
 from memjax.train.step import TrainState, abstract_state, init_state, place, restarted
 from memjax.train.team import by_the_first
+
+log = logging.getLogger(__name__)
 
 
 def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.Event | None = None) -> Path | None:
@@ -40,8 +43,18 @@ def train(config: TrainConfig, watcher: Watcher | None = None, stop: threading.E
         except Stopped:
             return None
         trained = on_host(state.params)
-        by_the_first(lambda: hf.save(run.model_directory, trained, model.config, model.tokenizer))
+        by_the_first(lambda: _save(run.model_directory, trained, model, config.out))
         return run.model_directory
+
+
+def _save(target: Path, params: Params, model: Model, run: Path) -> None:
+    try:
+        hf.save(target, params, model.config, model.tokenizer)
+    except OSError as error:
+        raise OSError(
+            f"the model could not be written to {target} ({error}), but its checkpoint is kept: make room and start "
+            f"the run again, or write it elsewhere with `memjax train export {run} DIR`"
+        ) from error
 
 
 def export(run: Path, target: Path, *, best: bool = False) -> int:
@@ -52,10 +65,13 @@ def export(run: Path, target: Path, *, best: bool = False) -> int:
         if best and store.best is None:
             raise ValueError(f"{run} has no best checkpoint: name what to judge them by in checkpoint.best")
         abstract = abstract_state(model.config, model.options, config.optimizer)
-        found = store.restore(abstract, asdict(Position()), store.best if best else None)
+        if best:
+            found = store.restore(abstract, asdict(Position()), store.best)
+        else:
+            found = last_whole(store, abstract, log.warning)
     if found is None:
         raise ValueError(f"{run} holds no checkpoint yet: it has one every checkpoint.every steps")
-    hf.save(target, found[0].params, model.config, model.tokenizer)
+    _save(target, found[0].params, model, run)
     return Position(**found[1]).total(config)
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
+from memjax.checkpoint.tensors import listing, not_finite
 from memjax.models.qwen2 import Params
 from memjax.rewards.pool import RewardPool
 from memjax.train.learner import Learner, Model, make_client, on_own_part, rollout_weights
@@ -40,7 +41,7 @@ class Rollouts:
             self._beside = stack.enter_context(ThreadPoolExecutor(1, "rollout"))
             source, judging = TaskSource(config.data, config.seed), config.validation
             self._judged_by = TaskSource(judging.data, config.seed).first(judging.tasks) if judging.data else []
-            self._sampler = Sampler(config, self._client, model.tokenizer, pool, source, run.watcher.say)
+            self._sampler = Sampler(config, self._client, model.tokenizer, pool, source, run.watcher.say, run.unwritten)
             self._sampler.check()
             self._client.warm_up()
             self._ahead: RolloutBatch | None = None
@@ -82,6 +83,12 @@ class Rollouts:
     def use(self, params: Params) -> dict[str, float]:
         """Sample with these weights from now on; what the step took until now."""
         self._weights = self._weights_of(params)
+        if broken := not_finite(self._weights):
+            raise ValueError(
+                f"the update left NaN or infinity in {listing(broken)}: the run has diverged, and sampling with these "
+                f"weights would mean nothing. The checkpoint before it is whole: go on with a lower learning rate in "
+                "another directory"
+            )
         asyncio.run(self._client.swap_weights(on_own_part(self._model, self._weights)))
         seconds = time.perf_counter() - self._started
         return {

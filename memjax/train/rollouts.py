@@ -26,6 +26,7 @@ from memjax.rollout.client import Client
 from memjax.rollout.identity import ModelIdentity
 from memjax.train.advantages import informative
 from memjax.train.config import TaskConfig, TrainConfig
+from memjax.train.logs import Unwritten
 from memjax.train.scored import ScoredTrajectory, of_all_processes
 from memjax.train.scoring import Scorer, Watched, breakdown_of, reward_means
 from memjax.train.team import share_of
@@ -110,6 +111,7 @@ class Sampler:
     pool: RewardPool
     source: TaskSource
     say: Callable[[str], None] = lambda message: None
+    unwritten: Unwritten = field(default_factory=Unwritten)
     _said: set[str] = field(default_factory=set)  # reasons
 
     def check(self) -> None:
@@ -183,7 +185,8 @@ class Sampler:
     def local_groups(self, first: int, count: int | None = None, dump: Path | None = None) -> list[ScoredTrajectory]:
         """The groups that fall to this process, of `count` tasks (by default a batch) from number `first` on.
 
-        Their episodes are added to the journal `dump`.
+        Their episodes are added to the journal `dump`; where the disk does not take it, they are sampled again without,
+        which gives the same.
         """
         rollout = self.config.rollout
         numbers = share_of(range(first, first + (rollout.groups if count is None else count)))
@@ -191,9 +194,11 @@ class Sampler:
         if dump is None:
             return self.groups(tasks, rollout.samples)
         identity = ModelIdentity(self.client.model, weights=dump.stem, tokenizer="its own")
-        with Journal(dump) as journal:
+        found: list[ScoredTrajectory] = []
+        with self.unwritten.guarding("A FILE OF ROLLOUTS"), Journal(dump) as journal:
             journals = partial(EpisodeJournal, journal, identity=identity, tokenizer=self.tokenizer)
-            return self.groups(tasks, rollout.samples, journals=journals)
+            found = self.groups(tasks, rollout.samples, journals=journals)
+        return found or self.groups(tasks, rollout.samples)
 
     def collect(
         self, first: int, share: Sequence[ScoredTrajectory] | None = None, dump: Path | None = None

@@ -3,6 +3,7 @@
 config.json     what the run was started with
 code.json       hashes of the user's code that this names
 checkpoints/    the last states, and the best
+damaged/        checkpoints that could not be read, moved out of the way
 pending/        batches that were sampled ahead, one beside each checkpoint
 metrics.jsonl   a line for each step
 rollouts/       the episodes of some batches, a journal of each process
@@ -23,10 +24,11 @@ from pydantic import ValidationError
 
 from memjax.checkpoint.store import TrainStore
 from memjax.config import config_error
+from memjax.rollout.connect import LocalModel
 from memjax.tokenizer_files import read_json
-from memjax.train.config import TrainConfig, as_json, code_of, refuse_other_run
+from memjax.train.config import FRESH_MODELS, TrainConfig, as_json, code_of, refuse_other_run
 from memjax.train.display import Silent, Watcher
-from memjax.train.logs import Log, open_logs
+from memjax.train.logs import Log, Unwritten, open_logs
 from memjax.train.step import TrainState
 from memjax.train.team import anywhere, by_the_first, is_first
 from memjax.whole_file import lock_directory, write_whole
@@ -70,6 +72,33 @@ def config_of(out: Path) -> TrainConfig:
         raise ValueError(f"{out / 'config.json'} cannot be read: {config_error(error)}") from None
 
 
+def last_whole(
+    store: TrainStore, abstract: TrainState, say: Callable[[str], None]
+) -> tuple[TrainState, dict[str, int]] | None:
+    """The last checkpoint that every process can read; says which it passes over. None where there is none.
+
+    ValueError, which names all of them, where none can be read.
+    """
+    reasons = []
+    for step in reversed(store.steps):
+        found, reason = None, "another process cannot read it"
+        try:
+            found = store.restore(abstract, asdict(Position()), step)
+        except ValueError as error:
+            reason = str(error)
+        if not anywhere(found is None):
+            for passed in reasons:
+                say(f"{passed}; GOING ON FROM CHECKPOINT {step}")
+            return found
+        reasons.append(reason)
+    if reasons:
+        raise ValueError(
+            f"{'; '.join(reasons)}: choose another directory with out=DIR, or, if they are damaged, remove these "
+            "directories to begin anew"
+        )
+    return None
+
+
 class Run:
     """An open run directory. Use as a context manager; of several processes each has one, and the first writes.
 
@@ -82,12 +111,12 @@ class Run:
         self.watcher = watcher if is_first() else Silent()
         with ExitStack() as stack:
             by_the_first(lambda: self._prepare(stack))
+            self.unwritten = Unwritten(self.watcher.say)
             self._store = TrainStore(config.out / "checkpoints", config.checkpoint.keep, best=config.checkpoint.best)
             stack.callback(self._store.close)
             self._logs: list[Log] = []
             by_the_first(lambda: self._logs.extend(open_logs(config, self._store.latest or 0)))
-            for log in self._logs:
-                stack.callback(log.close)
+            stack.callback(self._close_logs)
             self._open = stack.pop_all()
 
     @property
@@ -96,23 +125,40 @@ class Run:
         return self.config.out / "model"
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, Position] | None:
-        """The last state and where it was reached; None in a fresh directory."""
-        found = self._store.restore(abstract, asdict(Position()))
+        """The last state that can be read and where it was reached; None in a fresh directory.
+
+        Damaged checkpoints after it are moved to `damaged/`. ValueError where there are checkpoints and none is whole.
+        """
+        last = self._store.latest
+        found = last_whole(self._store, abstract, self.watcher.say)
         if found is None:
             return None
         state, position = found[0], Position(**found[1])
+        if (total := position.total(self.config)) != last:
+            by_the_first(lambda: self._set_aside(total))
+            self._store.reopen()
         self.watcher.say(f"going on after step {position.total(self.config)} of {self.config.total_steps}")
         return state, position
 
     def pending(self, position: Position) -> bytes | None:
         """The batch that was sampled ahead when the checkpoint at `position` was written."""
         path = self._pending_path(position.total(self.config))
-        return path.read_bytes() if path.exists() else None
+        if path.exists():
+            return path.read_bytes()
+        if self.config.rollout_ahead and 0 < position.step < self.config.steps:
+            self.watcher.say(
+                f"{path}, the batch that was sampled ahead, is gone: it is sampled anew with the weights of now, so "
+                "that this run will differ from one that was never stopped"
+            )
+        return None
 
     def note(self, position: Position, metrics: Mapping[str, float]) -> None:
         """Log what was measured between two steps."""
+        row = {"stage": self._stage_name(position), **metrics}
+        row["disk/failed_writes"] = self.unwritten.count + self._store.failures
         for log in self._logs:
-            log.write(position.total(self.config), {"stage": self._stage_name(position), **metrics})
+            with self.unwritten.guarding(f"A LINE OF {type(log).__name__}"):
+                log.write(position.total(self.config), row)
 
     def dump_file(self, step: int) -> Path | None:
         """Where this process writes the episodes of a step, emptied of what a killed run left; None if nowhere."""
@@ -167,6 +213,20 @@ class Run:
                 f"A CHECKPOINT COULD NOT BE WRITTEN in {self.config.out}: is the disk full? Training goes on"
             )
 
+    def _set_aside(self, reached: int) -> None:
+        """Move the checkpoints after step `reached` out of the way, and drop their lines, which come again."""
+        for step in self._store.steps:
+            if step > reached:
+                self._store.set_aside(step, self.config.out / "damaged")
+                self.watcher.say(f"the damaged checkpoint {step} is in {self.config.out / 'damaged'} now: remove it")
+        self._close_logs()
+        self._logs.extend(open_logs(self.config, reached))
+
+    def _close_logs(self) -> None:
+        while self._logs:
+            with self.unwritten.guarding("THE END OF A LOG"):
+                self._logs.pop().close()
+
     def _prepare(self, stack: ExitStack) -> None:
         """Take the directory and write the config, unless it holds another run."""
         out = self.config.out
@@ -175,7 +235,23 @@ class Run:
         before = read_json(out / "config.json")
         if before is not None:
             refuse_other_run(before, self.config)
+            dtype, now = before.get("compute", {}).get("dtype"), self.config.compute.dtype
+            if dtype != now:
+                self.watcher.say(
+                    f"compute.dtype was {dtype} and is {now} now: from here on numbers are rounded otherwise"
+                )
+        for directory in (out / "checkpoints").glob("*"):
+            if directory.name.isdecimal() and not any(directory.iterdir()):
+                directory.rmdir()  # no checkpoint, but in the way of one
         code, known = code_of(self.config), read_json(out / "code.json") or {}
+        if self.config.objective.needs_reference and self.config.model not in FRESH_MODELS:
+            reference = f"reference {self.config.model}"
+            code[reference] = LocalModel(self.config.model).fingerprint()
+            if known.get(reference, code[reference]) != code[reference]:
+                raise ValueError(
+                    f"{self.config.model} is what objective.kl_coef compares with, and has other weights than when "
+                    "this run was started: put them back, or choose another directory with out=DIR"
+                )
         for name in code:
             if known.get(name, code[name]) != code[name]:
                 self.watcher.say(
