@@ -6,9 +6,10 @@ import asyncio
 import fcntl
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, Journal
 from memjax.episodes.run import check_window, longest_turn, run_episode
 from memjax.journals import expire, journal_directory, journal_path
-from memjax.rewards.answers import extract_answer
+from memjax.rewards.answers import extract_answer, without_thinking
 from memjax.rollout.connect import (
     DeferredClient,
     LocalModel,
@@ -39,6 +40,7 @@ from memjax.rollout.connect import (
     open_client,
 )
 from memjax.rollout.identity import ModelIdentity
+from memjax.text import whole_characters
 from memjax.tokenizer import Tokenizer
 from memjax.trajectory import SamplingParams, Task, Trajectory
 
@@ -86,21 +88,43 @@ class Asked:
     journal: Path
     chunks: int = 0
     memory: str = ""
+    turns: Counter[str] = field(default_factory=Counter)  # by kind
+    empty: dict[str, Counter[str]] = field(default_factory=dict)  # turns whose reply said nothing: kind, reason, number
     trajectory: Trajectory | None = None
 
     def add(self, turn: Turn) -> None:
         """Take a turn of its episode."""
         if turn.chunk is not None:
             self.chunks = max(self.chunks, turn.chunk.index + 1)
-            self.memory = turn.reply.text if turn.reply.part() is not None else self.memory
+            said = without_thinking(turn.reply.text)
+            self.memory = said if said.strip() else self.memory
+        self.turns[turn.kind] += 1
+        if turn.reply.part() is None:
+            completion = turn.reply.completion
+            reason = completion.error or f"finish_reason {completion.finish_reason}"
+            self.empty.setdefault(turn.kind, Counter())[reason] += 1
+
+    @property
+    def notes(self) -> list[str]:
+        """Which replies said nothing, and why, as sentences."""
+        said = []
+        for kind, reasons in self.empty.items():
+            what, option = {"final": ("answers", "--answer-tokens")}.get(kind, ("memories", "--memory-tokens"))
+            advice = f": raise {option}" if any("length" in reason for reason in reasons) else ""
+            said.append(
+                f"{reasons.total()} of {self.turns[kind]} {what} came back empty ({'; '.join(reasons)}){advice}"
+                if kind in ("memory", "final")
+                else f"{reasons.total()} of {self.turns[kind]} replies ({kind}) came back empty ({'; '.join(reasons)})"
+            )
+        return said
 
     def to_json(self) -> dict[str, JsonValue]:
         """The answer, and what it was made from."""
         assert self.trajectory is not None
         counted = {name: self.trajectory.counters.get(name, 0) for name in ("empty_updates", "truncated_memories")}
-        answer = extract_answer(self.trajectory.answer)
+        answer = extract_answer(without_thinking(self.trajectory.answer))
         said = {"question": self.question, "answer": answer, "reply": self.trajectory.answer, "memory": self.memory}
-        return {**said, **counted, "journal": str(self.journal)}
+        return {**said, **counted, "notes": [*self.notes], "journal": str(self.journal)}
 
 
 @dataclass(frozen=True)
@@ -135,6 +159,8 @@ def ask(
     expire()
     is_open = settings.files or settings.agent.needs_document
     document = open_document(settings.files, journal_directory()) if is_open else Document(())
+    for note in document.notes:
+        console.print(note, style="yellow", highlight=False, soft_wrap=True)
     with _spooled(document):
         session = prepare(settings, chosen, document, console)
         where = partial(journal_path, document, session.settings.agent.name, session.choice.model)
@@ -153,6 +179,8 @@ def ask(
             asyncio.run(_read(session, asked, journals, display))
     ended = [one.trajectory for one in asked if one.trajectory]
     display.summarise(ended, asked[0].chunks, [one.journal for one in asked])
+    for note in dict.fromkeys(note for one in asked for note in one.notes):
+        display.note(note)
     return session, asked
 
 
@@ -249,6 +277,7 @@ def report(session: Session, asked: list[Asked]) -> dict[str, Any]:
             counters[name] = counters.get(name, 0) + value
     return {
         "answers": [one.to_json() for one in asked],
+        "warnings": list(session.document.notes),
         "document_tokens": int(counters["document_tokens"]) // len(asked),
         "chunks": asked[0].chunks,
         "seconds": round(max(one.trajectory.seconds for one in asked if one.trajectory), 3),
@@ -270,9 +299,10 @@ def _settings(given: Mapping[str, Any], agent: Mapping[str, Any]) -> AskSettings
         raise ValueError(f"{option_of(error.key)}: {error.problem}") from None
     if not settings.questions:
         raise ValueError('no question given: memjax ask "QUESTION" FILE')
+    questions = tuple(dict.fromkeys(map(whole_characters, settings.questions)))
     files = tuple(name if name == "-" else str(Path(name).absolute()) for name in settings.files)
     _ = settings.sampling
-    return settings.model_copy(update={"files": files, "questions": tuple(dict.fromkeys(settings.questions))})
+    return settings.model_copy(update={"files": files, "questions": questions})
 
 
 @contextmanager

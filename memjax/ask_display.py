@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +19,9 @@ from memjax.data.chunks import Chunk
 from memjax.episodes.episode import Turn
 from memjax.trajectory import Trajectory
 
+_RECENT = 16  # chunks of which the rate is the mean
+_LINES_EVERY = 5.0  # seconds between two lines where there is no terminal
+
 
 class AskDisplay:
     """Progress on standard error: a bar on a terminal, lines elsewhere; with `show_memory` every memory as well."""
@@ -27,8 +32,9 @@ class AskDisplay:
         self._begin = "reading; the first chunk also compiles" if compiles else "reading"
         self._done = [0] * len(questions)  # chunks read by question
         self._replayed = 0
-        self._first_done: float | None = None  # the rate counts from here: what comes before is start-up
-        self._tokens = 0  # read since then
+        self._chunks = 0  # read by this drive
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)  # when chunks were done, and their tokens
+        self._printed = -math.inf  # when a line was printed last
         self._progress = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), console=console, transient=True
         )
@@ -89,8 +95,6 @@ class AskDisplay:
         self._say(f"{replayed}{read}, {seconds:.1f} s{rate if tokens else ''}.")
         if left_out := int(sum(one.counters["truncated_tokens"] for one in trajectories)) // len(trajectories):
             self._say(f"{left_out} tokens in the middle of the text did not fit and were left out.")
-        if any(not one.answer.strip() for one in trajectories):
-            self._say("A reply was empty.")
         if cut := int(sum(one.counters.get("truncated_memories", 0) for one in trajectories)):
             self._say(f"{_counted(cut, 'memory', 'memories')} ended at the memory budget; --memory-tokens raises it.")
         for journal in dict.fromkeys(journals):
@@ -114,17 +118,19 @@ class AskDisplay:
         line = ", ".join(parts)
         if self._console.is_terminal:
             self._progress.update(self._task, description=line, completed=done, total=total)
-        else:
+        elif done >= total or time.monotonic() - self._printed >= _LINES_EVERY:
+            self._printed = time.monotonic()
             self._console.print(line, highlight=False)
 
     def _rate(self, tokens: int) -> float | None:
-        """Tokens per second with the chunk just read; None at the first, whose time is also that of starting up."""
-        now = time.perf_counter()
-        if self._first_done is None:
-            self._first_done = now
+        """Tokens per second of the latest chunks; None before the third, for two are also loading and compiling."""
+        self._chunks += 1
+        if self._chunks >= 2:
+            self._recent.append((time.monotonic(), tokens))
+        if len(self._recent) < 2:
             return None
-        self._tokens += tokens
-        return self._tokens / max(now - self._first_done, 1e-9)
+        (first, _), *others = self._recent
+        return sum(tokens for _, tokens in others) / max(self._recent[-1][0] - first, 1e-9)
 
 
 def _counted(number: int, one: str, several: str | None = None) -> str:

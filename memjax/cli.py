@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ app = typer.Typer(
     "Try it: `memjax quickstart --model MODEL`. Then ask about a document of yours: "
     '`memjax ask "Who did it?" book.txt --model MODEL`.',
 )
+
+_INTERRUPTED = 130
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Model = Annotated[
@@ -326,7 +329,7 @@ def serve(
         int | None, typer.Option("--replicas", help="Models side by side, each on devices of its own (needs Ray).")
     ] = None,
     max_queue: Annotated[
-        int | None, typer.Option("--max-queue", help="Requests that may wait for a slot. [default: 256]")
+        int | None, typer.Option("--max-queue", help="Replies that may wait for a slot. [default: 256]")
     ] = None,
     max_body: Annotated[int | None, typer.Option("--max-body", help="Bytes of a request. [default: 64 MiB]")] = None,
     request_timeout: Annotated[
@@ -347,8 +350,8 @@ def serve(
     with errors_as_sentences(debug):
         import os
 
-        from memjax.serve.server import run_server
         from memjax.serve.settings import read_admin_key, read_keys, read_settings
+        from memjax.tokenizer_files import locate
 
         given = {
             "model": model,
@@ -370,7 +373,12 @@ def serve(
             "state_dir": str(state_dir) if state_dir else None,
         }
         keys, admin_key = read_keys(api_key, os.environ), read_admin_key(os.environ)
-        run_server(read_settings(config, given, agent_settings or ()), keys=keys, admin_key=admin_key)
+        settings = read_settings(config, given, agent_settings or ())
+        locate(settings.model)
+
+        from memjax.serve.server import run_server  # with jax, which takes seconds to load
+
+        run_server(settings, keys=keys, admin_key=admin_key)
 
 
 @app.command()
@@ -412,10 +420,14 @@ def convert(
     with errors_as_sentences(debug):
         from rich.console import Console
 
-        from memjax.checkpoint import convert as write_model
+        from memjax.tokenizer_files import locate
 
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f"--dtype must be float32 or bfloat16, got {dtype!r}")
+        locate(source)
+
+        from memjax.checkpoint import convert as write_model  # with jax, which takes seconds to load
+
         console = Console(stderr=True)
         with console.status(f"converting {source}") as status:
             write_model(source, target, dtype, lambda done, n, name: status.update(f"{done} of {n} tensors, {name}"))
@@ -445,7 +457,7 @@ _mount("plan", "memjax.plan.__main__", "Say whether a training run fits on a sli
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.", is_eager=True)] = False,
 ) -> None:
     if version:
         from memjax import __version__
@@ -456,7 +468,15 @@ def _root(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code != _INTERRUPTED:
+            raise
+        # What was done is on disk. Taking the interpreter down while XLA still compiles in a thread would crash it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_INTERRUPTED)
 
 
 @contextmanager
@@ -472,7 +492,7 @@ def errors_as_sentences(debug: bool) -> Iterator[None]:
         raise
     except KeyboardInterrupt as stop:
         _print_notes(stop)
-        raise typer.Exit(130) from None
+        raise typer.Exit(_INTERRUPTED) from None
     except Exception as error:  # the boundary to the person at the terminal
         if debug:
             raise

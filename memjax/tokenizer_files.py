@@ -73,6 +73,14 @@ def fetch(hub_id: str, patterns: Sequence[str]) -> Path:
         ) from error
 
 
+def locate(name: str | Path) -> Path:
+    """The local path of a model; a hub id is downloaded. Raises ValueError where there is none."""
+    path = Path(name)
+    if path.exists():
+        return path
+    return fetch(str(name), ["*.json", "*.txt", "*.jinja", "*.safetensors"])
+
+
 def gguf_tokenizer(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tokenizer.json and tokenizer_config.json that the metadata of a GGUF file amounts to."""
     metadata = read_gguf(path).metadata

@@ -63,7 +63,8 @@ def kept():
     return sorted(journals.journal_directory().glob("*"))
 
 
-def test_the_answer_alone_goes_to_standard_output(document):
+def test_the_answer_alone_goes_to_standard_output(document, monkeypatch):
+    monkeypatch.setattr("memjax.ask_display._LINES_EVERY", 0)
     with serving(CODE) as service:
         result = ask(service, "What is the code?", document)
     assert result.exit_code == 0, result.stderr
@@ -72,7 +73,14 @@ def test_the_answer_alone_goes_to_standard_output(document):
     first = next(line for line in result.stderr.splitlines() if line.startswith("chunk 1 of about"))
     assert "tokens/s" not in first
     assert "left" not in first
-    assert re.search(r"^chunk 2 of .*tokens/s, .* left$", result.stderr, re.MULTILINE)
+    assert re.search(r"^chunk 3 of .*tokens/s, .* left$", result.stderr, re.MULTILINE)
+
+
+def test_without_a_terminal_lines_are_few(document):
+    with serving(CODE) as service:
+        result = ask(service, "What is the code?", document)
+    assert "chunk 2" not in result.stderr  # less than five seconds after the first
+    assert "answering" in result.stderr
     assert re.search(r"^\d+ document tokens in \d chunks, .* s, \d+ tokens/s\.$", result.stderr, re.MULTILINE)
 
 
@@ -156,6 +164,23 @@ def test_a_question_may_come_without_a_document_where_the_agent_needs_none(docum
                 assert (told["answers"][0]["answer"], told["counters"]["replayed_calls"]) == ("42", replayed)
         refused = run("ask", "What is it?", "--url", service.url, "--model", "m")
     assert (refused.exit_code, "no document given" in refused.stderr) == (2, True)
+
+
+def test_replies_that_say_nothing_are_told_with_what_to_do(document):
+    with serving(lambda prompt, params: "<think>on and on" if "section" in prompt else "4711") as service:
+        result = ask(service, "What is the code?", document, "--json")
+    (answered,) = json.loads(result.stdout)["answers"]
+    (note,) = answered["notes"]
+    assert (answered["answer"], answered["memory"]) == ("4711", "")
+    assert re.fullmatch(r"(\d+) of \1 memories came back empty \(finish_reason stop\)", note)
+    assert note in result.stderr
+
+
+def test_half_a_character_in_a_question_is_read_as_text(document):
+    with serving(CODE) as service:
+        result = ask(service, "What \udc80 is the code?", document, "--json")
+    assert json.loads(result.stdout)["answers"][0]["question"] == "What \ufffd is the code?"
+    assert "What \ufffd is" in service.prompts[0]
 
 
 def test_default_budgets_shrink_to_a_small_window_and_chosen_ones_are_refused(document):

@@ -6,6 +6,7 @@ MemAgent (arXiv 2507.02259): every turn is a conversation of its own, so cost is
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,7 @@ from pydantic import Field
 from memjax.agents.config import AgentConfig, template_tokens
 from memjax.agents.prompt_files import MemoryPrompts, load_memory_prompts
 from memjax.data.chunks import MIN_CHUNK_TOKENS
-from memjax.episodes.episode import Episode, EpisodeTokenizer
+from memjax.episodes.episode import Episode, EpisodeTokenizer, Reply
 from memjax.rollout.client import Part
 from memjax.trajectory import Task
 
@@ -32,6 +33,9 @@ class MemAgent(AgentConfig):
     prompts: Path | None = None
     """Prompts instead of the bundled ones: a directory, or a Python file of the MemAgent repository."""
 
+    raw_memory: bool = False
+    """Whether a memory goes on as it was written, with thinking and the prompt's own tags, as in MemAgent's code."""
+
     async def __call__(self, task: Task, episode: Episode) -> str:
         """Read the task's context and answer."""
         prompts = self.loaded_prompts
@@ -41,12 +45,21 @@ class MemAgent(AgentConfig):
         async for chunk in episode.chunks(task.context, self.chunk, tags=prompts.tags):
             prompt = prompts.memory.fill({"question": question, "memory": memory, "chunk": chunk.ids})
             reply = await episode.chat(prompt, max_tokens=self.memory, kind="memory", chunk=chunk)
-            written = reply.part()
+            written = self.carried(reply, episode.tokenizer)
             episode.count("empty_updates", written is None)
             episode.count("truncated_memories", written is not None and reply.truncated)
             memory = memory if written is None else written
         prompt = prompts.final.fill({"question": question, "memory": memory})
         return (await episode.chat(prompt, max_tokens=self.answer, kind="final")).text
+
+    def carried(self, reply: Reply, tokenizer: EpisodeTokenizer) -> Part | None:
+        """What of a reply is the next memory: within the budget, which an escaped tag may exceed; None if nothing."""
+        part = reply.whole() if self.raw_memory else reply.part(tags=self.loaded_prompts.tags)
+        if type(part) is not str:
+            return part
+        ids = list(islice(tokenizer.encode_stream([part]), self.memory + 1))
+        fitting = ids[: tokenizer.char_boundary(ids, self.memory)]
+        return part if len(ids) <= self.memory else tokenizer.decode(fitting)
 
     def longest_turn(self, question: str, tokenizer: EpisodeTokenizer, document_tokens: int = 0) -> dict[str, int]:
         """The parts of a memory turn or of the final one, whichever may become longer."""

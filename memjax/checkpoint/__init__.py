@@ -15,7 +15,7 @@ from memjax.checkpoint.tensors import TensorSource, read_params
 from memjax.models.config import ModelOptions, Qwen2Config
 from memjax.models.qwen2 import Params
 from memjax.tokenizer import Tokenizer
-from memjax.tokenizer_files import fetch
+from memjax.tokenizer_files import locate
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,6 @@ def convert(
         raise ValueError(f"{directory} is the model that is to be converted; give another directory to write to")
     config, tensors, tokenizer = _open(source)
     hf.export(directory, tensors, config, tokenizer, dtype=dtype, progress=progress)
-
-
-def locate(name: str | Path) -> Path:
-    """The local path of a model; a hub id is downloaded. Raises ValueError where there is none."""
-    path = Path(name)
-    if path.exists():
-        return path
-    return fetch(str(name), ["*.json", "*.txt", "*.jinja", "*.safetensors"])
 
 
 def _open(source: Path) -> tuple[Qwen2Config, TensorSource, Tokenizer]:

@@ -2,58 +2,20 @@
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import hashlib
-import io
-import logging
 import re
 import stat
 import sys
 import tempfile
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
-Kind = Literal["text", "html", "pdf"]
-
-PIECE_BYTES = 1 << 16
+from memjax.data.input_files import PIECE_BYTES, InputFile, Kind, decoded, hash_of, reading_bytes, starts_with
+from memjax.data.parsing import checked, parsed
 
 _KIND_OF_SUFFIX: dict[str, Kind] = {".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf"}
-
-_BYTE_ORDER_MARKS = (  # UTF-32 first: its little-endian mark starts with that of UTF-16
-    (codecs.BOM_UTF32_LE, "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """One readable file: where it lies, what it is, and the hash of its bytes."""
-
-    path: Path
-    name: str
-    kind: Kind
-    packed: bool
-    size: int  # bytes on disk
-    sha256: str
-    changed: int  # time of the last change, in nanoseconds
-
-    def refuse_if_changed(self) -> None:
-        """ValueError where what was read is no longer what was inspected; text may have been added to a text file."""
-        now = self.path.stat()
-        unchanged = (now.st_size, now.st_mtime_ns) == (self.size, self.changed)
-        may_have_grown = self.kind != "pdf" and not self.packed
-        if unchanged or _hash_of(self.path, self.size if may_have_grown else None) == self.sha256:
-            return
-        raise ValueError(f"{self.name} changed while it was read: read it again; what is still the same costs nothing")
 
 
 @dataclass(frozen=True)
@@ -69,6 +31,11 @@ class Document:
     def name(self) -> str:
         """The names of the files, for people."""
         return ", ".join(file.name for file in self.files)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of the text, each with the name of its file."""
+        return tuple(f"{file.name}: {note}" for file in self.files for note in file.notes)
 
     @property
     def size(self) -> int:
@@ -108,6 +75,11 @@ class Series:
     def name(self) -> str:
         """The names of the documents, for people."""
         return ", ".join(document.name for document in self.documents)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """As for a document."""
+        return tuple(note for document in self.documents for note in document.notes)
 
     @property
     def fingerprint(self) -> str:
@@ -180,40 +152,24 @@ def inspected(path: Path, name: str) -> InputFile:
     size = stat_.st_size
     if size == 0:
         raise ValueError(f"{name} is empty: there is nothing to read")
-    packed = _starts_with(path, b"\x1f\x8b")
-    digest = _hash_of(path)
+    packed = starts_with(path, b"\x1f\x8b")
+    digest = hash_of(path)
     shown = Path(name).name if name != "standard input" else name
     file = InputFile(path, shown, "text", packed, size, digest, stat_.st_mtime_ns)
-    with _reading_bytes(file) as (stream, _):
+    with reading_bytes(file) as (stream, _):
         head = stream.read(1024)
     file = replace(file, kind=_kind(name, head))
     if file.kind == "pdf":
         if packed:
             raise ValueError(f"{name} is a packed PDF: unpack it first (gunzip {name})")
     else:
-        for _ in _decoded(file):  # an undecodable byte must be found before hours of reading, not after
+        for _ in decoded(file):  # an undecodable byte must be found before hours of reading, not after
             pass
-    if not any(text.strip() for text, _ in _text_of(file)):
-        hint = "; a scanned PDF needs OCR first" if file.kind == "pdf" else ""
+    has_text, notes = checked(file) if file.kind != "text" else (any(text.strip() for text, _ in decoded(file)), ())
+    if not has_text:
+        hint = "; a scanned PDF needs OCR first" if file.kind == "pdf" else "".join(f"; {note}" for note in notes)
         raise ValueError(f"{name} contains no text{hint}")
-    return file
-
-
-def _hash_of(path: Path, size: int | None = None) -> str:
-    """The hash of the file's bytes, or of the first `size` of them."""
-    with open(path, "rb") as raw:
-        if size is None:
-            return hashlib.file_digest(raw, "sha256").hexdigest()
-        digest, left = hashlib.sha256(), size
-        while left > 0 and (data := raw.read(min(left, PIECE_BYTES))):
-            digest.update(data)
-            left -= len(data)
-        return digest.hexdigest()
-
-
-def _starts_with(path: Path, magic: bytes) -> bool:
-    with open(path, "rb") as raw:
-        return raw.read(len(magic)) == magic
+    return replace(file, notes=notes)
 
 
 def _kind(name: str, head: bytes) -> Kind:
@@ -229,176 +185,5 @@ def _kind(name: str, head: bytes) -> Kind:
     return kind
 
 
-@contextmanager
-def _reading_bytes(file: InputFile) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """The unpacked bytes, and the file on disk whose position tells how far they are."""
-    with open(file.path, "rb") as raw:
-        if not file.packed:
-            yield raw, raw
-            return
-        try:
-            with gzip.GzipFile(fileobj=raw) as unpacked:
-                yield unpacked, raw  # type: ignore[misc]
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{file.name} is a damaged gzip file ({error}): fetch it again") from error
-
-
-def _decoded(file: InputFile) -> Iterator[tuple[str, float]]:
-    """The characters of the file as they stand, line ends as newlines, with the share of the file read."""
-    newlines = io.IncrementalNewlineDecoder(None, translate=True)
-    with _reading_bytes(file) as (stream, raw):
-
-        def next_piece() -> bytes:  # what was added to a file since it was inspected is not read
-            return stream.read(PIECE_BYTES if file.packed else max(0, min(PIECE_BYTES, file.size - raw.tell())))
-
-        piece = next_piece()
-        encoding, mark = _encoding(piece, file.kind)
-        decoder = codecs.getincrementaldecoder(encoding)()
-        offset, piece = mark, piece[mark:]
-        while True:
-            pending = len(decoder.getstate()[0])
-            if "16" not in encoding and "32" not in encoding and b"\0" in piece:
-                raise ValueError(
-                    f"{file.name} is a binary file (byte 0 at offset {offset + piece.index(0)}): give text, HTML or PDF"
-                )
-            try:
-                text = decoder.decode(piece, final=not piece)
-            except UnicodeDecodeError as error:
-                bad = error.object[error.start]
-                raise ValueError(
-                    f"{file.name} is not valid {encoding.upper()}: byte 0x{bad:02x} at offset "
-                    f"{offset - pending + error.start} cannot be decoded; convert it first, for example with "
-                    f"iconv -f latin1 -t utf-8"
-                ) from None
-            yield newlines.decode(text, final=not piece), min(1.0, raw.tell() / file.size)
-            if not piece:
-                return
-            offset += len(piece)
-            piece = next_piece()
-
-
-def _encoding(head: bytes, kind: Kind) -> tuple[str, int]:
-    """The encoding, and the length of the byte order mark that names it."""
-    for mark, encoding in _BYTE_ORDER_MARKS:
-        if head.startswith(mark):
-            return encoding, len(mark)
-    declared = re.search(rb"<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*[\"']?([\w-]+)", head[:2048], re.IGNORECASE)
-    if kind == "html" and declared:
-        try:
-            # A page that can be searched byte by byte for its declaration is not UTF-16, whatever it declares.
-            name = codecs.lookup(declared[1].decode()).name
-            return ("utf-8" if name.startswith(("utf-16", "utf-32")) else name), 0
-        except LookupError:
-            return "utf-8", 0
-    return "utf-8", 0
-
-
 def _text_of(file: InputFile) -> Iterator[tuple[str, float]]:
-    if file.kind == "pdf":
-        yield from _pdf_text(file)
-    elif file.kind == "html":
-        extractor = _HtmlText()
-        share = 0.0
-        for text, share in _decoded(file):
-            extractor.feed(text)
-            yield extractor.take(), share
-        extractor.close()
-        yield extractor.take(), share
-    else:
-        yield from _decoded(file)
-
-
-_SILENT = frozenset({"script", "style", "template", "noscript", "svg", "head"})
-_BLOCKS = frozenset(
-    {
-        "address",
-        "article",
-        "aside",
-        "blockquote",
-        "br",
-        "dd",
-        "div",
-        "dl",
-        "dt",
-        "figcaption",
-        "figure",
-        "footer",
-        "form",
-    }
-    | {"h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav", "ol", "p", "pre", "section", "table"}
-    | {"form", "td", "th", "title", "tr", "ul"}
-)
-
-
-class _HtmlText(HTMLParser):
-    """Collects the visible text; blocks become lines, runs of white space one space (except in pre)."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self._parts: list[str] = []
-        self._last = "\n"
-        self._silent: list[str] = []
-        self._pre = 0
-
-    def take(self) -> str:
-        """What was collected since the last call."""
-        text = "".join(self._parts)
-        self._parts.clear()
-        return text
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "body":
-            self._silent.clear()  # a head that was never closed ends here
-        elif tag in _SILENT:
-            self._silent.append(tag)
-        if tag == "pre":
-            self._pre += 1
-        if tag in _BLOCKS:
-            self._new_line()
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._silent:
-            del self._silent[self._silent.index(tag) :]
-        if tag == "pre":
-            self._pre = max(0, self._pre - 1)
-        if tag in _BLOCKS:
-            self._new_line()
-
-    def handle_data(self, data: str) -> None:
-        title = self._silent == ["head"] and self.lasttag == "title"
-        if self._silent and not title:
-            return
-        if not self._pre:
-            data = re.sub(r"\s+", " ", data)
-            if self._last.isspace():
-                data = data.lstrip(" ")
-        self._emit(data)
-
-    def _new_line(self) -> None:
-        if self._last != "\n":
-            self._emit("\n")
-
-    def _emit(self, text: str) -> None:
-        if text:
-            self._parts.append(text)
-            self._last = text[-1]
-
-
-def _pdf_text(file: InputFile) -> Iterator[tuple[str, float]]:
-    from pypdf import PdfReader
-    from pypdf.errors import DependencyError, PyPdfError
-
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what matters of its remarks is raised, and said below
-    try:
-        reader = PdfReader(file.path)
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise ValueError(f"{file.name} is protected by a password: save it without one")
-        pages = len(reader.pages)
-    except (PyPdfError, DependencyError) as error:
-        raise ValueError(f"{file.name} is a damaged or protected PDF ({error}): save or fetch it again") from error
-    for number in range(pages):
-        try:
-            text = reader.pages[number].extract_text()
-        except Exception as error:  # the boundary to pypdf, which meets broken files with whatever they provoke
-            raise ValueError(f"{file.name}: the text of page {number + 1} cannot be read ({error!r})") from error
-        yield text + "\n\n", (number + 1) / pages
+    return decoded(file) if file.kind == "text" else parsed(file)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from memjax.text import whole_strings
+
 _READ = 1 << 18  # characters read at a time
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")  # as it is escaped; UTF-8 itself has none
 _CUT_MARGIN = 16  # an error this near the end of what was read may be a token that was cut, not a fault
 
 Row = dict[str, Any]
@@ -18,7 +22,8 @@ Row = dict[str, Any]
 def read_rows(path: str | Path) -> Iterator[tuple[str, Row]]:
     """Yield every object of a file with its place ("tasks.jsonl, line 3") for messages.
 
-    Never holds more than one object and a buffer. ValueError, with the place, for anything that is not such a file.
+    Never holds more than one object and a buffer. Halves of surrogate pairs become U+FFFD. ValueError, with the place,
+    for anything that is not such a file.
     """
     path = Path(path)
     try:
@@ -64,7 +69,7 @@ def _object(text: str, place: str) -> Row:
         raise ValueError(f"{place}: JSON nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"{place}: must be a JSON object, got {text[:40]!r}")
-    return value
+    return whole_strings(value) if _HALF_PAIR.search(text) else value
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[tuple[str, Row]]:
@@ -99,7 +104,7 @@ def _array(file: TextIO, path: Path) -> Iterator[tuple[str, Row]]:
                 buffer, at = buffer[at:] + more, 0
             except RecursionError:
                 raise ValueError(f"{place}: JSON nested too deeply") from None
-        yield place, value
+        yield place, whole_strings(value) if _HALF_PAIR.search(buffer, at, end) else value
         at = end
         number += 1
 

@@ -26,11 +26,9 @@ class TokenCounter(Protocol):
 def parse_length(text: str) -> int:
     """A number of tokens written as 8192, 8k (1024 each) or 3.5m (1024 * 1024 each)."""
     match = _LENGTH.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"a length is a number of tokens such as 8192, 128k or 3.5m, got {text!r}")
-    length = round(float(match[1]) * _SCALE[match[2].lower()])
+    length = round(float(match[1]) * _SCALE[match[2].lower()]) if match else 0
     if length < 1:
-        raise ValueError(f"a length must be at least 1 token, got {text!r}")
+        raise ValueError(f"a length is a number of tokens such as 8192, 7k or 3.5m, got {text!r}")
     return length
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from memjax.data.chunks import Chunk, ChunkTokenizer
+from memjax.data.chunks import Chunk, ChunkTokenizer, escape_tags
 from memjax.data.seeds import derive_seed
 from memjax.environments.environment import Environment, Step
 from memjax.episodes.acting import ActingIn, EnvironmentFailure
@@ -27,6 +27,7 @@ from memjax.episodes.feed import Feed
 from memjax.episodes.limits import Limits
 from memjax.episodes.openai_client import EpisodeClient
 from memjax.episodes.quotes import Quote, QuotedText
+from memjax.rewards.answers import without_thinking
 from memjax.rollout.client import Client, ClientError, Message, Part, Prompt, ToolCall
 from memjax.rollout.tool_calls import parse_tool_calls
 from memjax.trajectory import Completion, SamplingParams, Task, TextSource
@@ -73,7 +74,7 @@ class EpisodeTokenizer(ChunkTokenizer, Protocol):
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model wrote in one turn. `part` and `message` are its only ways into a later prompt."""
+    """What the model wrote in one turn. `part`, `whole` and `message` are its only ways into a later prompt."""
 
     completion: Completion
     key: Key
@@ -94,16 +95,25 @@ class Reply:
         """Whether the reply was cut at its token limit."""
         return self.completion.finish_reason == "length"
 
-    def part(self) -> Part | None:
-        """The reply as a part of a later prompt: the sampled ids without the end id, else the text; None if blank."""
+    def part(self, *, tags: Sequence[str] = ()) -> Part | None:
+        """What the reply says, as a part of a later prompt; None if that is blank.
+
+        It is the very ids that were sampled (the text where a service gives no ids), unless the reply holds thinking,
+        which is left out, or one of the prompt's own `tags`, which is escaped: then it is the text without them.
+        """
+        said = escape_tags(without_thinking(self.text), tags)
+        return self.whole() if said == self.text else said.strip() or None
+
+    def whole(self) -> Part | None:
+        """All of the reply as it was written: its ids without the end id, else its text; None if it is blank."""
         if not self.text.strip():
             return None
         return Quote(self.ids, self.key) if self.ids else QuotedText(self.text, self.key)
 
     @property
     def message(self) -> Message:
-        """The reply as the assistant message of a later prompt."""
-        part = self.part()
+        """The whole reply as the assistant message of a later prompt."""
+        part = self.whole()
         return Message("assistant", () if part is None else (part,))
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from itertools import islice
 
@@ -150,19 +152,22 @@ class _Cut:
     """A document as chunks by number, cut when they are asked for; errors of cutting come to whoever asks."""
 
     def __init__(self, chunks: Iterator[Chunk], tokens: int, *, in_thread: bool):
-        self._chunks, self._in_thread = chunks, in_thread
+        self._chunks = chunks
         self._at_once = max(1, _TOKENS_PER_CUT // tokens)
         self._first = 0  # number of the first chunk that is held
         self._held: list[Chunk] = []
         self._ended = False
         self._failure: Exception | None = None
         self._mutex = threading.Lock()  # a cancelled reader leaves its thread cutting
+        # A thread of its own: a document that takes long to cut keeps nobody from cutting another.
+        self._thread = ThreadPoolExecutor(1, "memjax-cut") if in_thread else None
 
     async def at(self, number: int) -> Chunk | None:
         """The chunk of that number; None past the end."""
         if number - self._first >= len(self._held) and not self._ended:
-            if self._in_thread:
-                await asyncio.get_running_loop().run_in_executor(None, self._cut_up_to, number)
+            if self._thread:
+                cut = copy_context().run  # in which parsers are told who waits for them
+                await asyncio.get_running_loop().run_in_executor(self._thread, cut, self._cut_up_to, number)
             else:
                 self._cut_up_to(number)
         place = number - self._first
@@ -171,6 +176,10 @@ class _Cut:
         if place >= len(self._held) and self._failure is not None:
             raise self._failure
         return self._held[place] if place < len(self._held) else None
+
+    def __del__(self) -> None:
+        if self._thread:
+            self._thread.shutdown(wait=False)
 
     def forget(self, before: int) -> None:
         """Let go of the chunks before that number."""

@@ -111,7 +111,7 @@ class Recording:
             if isinstance(part, str):
                 yield part
             elif "reply" in part:
-                yield replies[tuple(part["reply"])].part() or ""
+                yield replies[tuple(part["reply"])].whole() or ""
             elif "chunk" in part:
                 yield tuple(self._tokenizer.ids_of(chunk_pieces(read_line(self._path, self._chunks[part["chunk"]]))))
             else:

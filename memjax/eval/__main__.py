@@ -112,14 +112,20 @@ def run(
     except KeyboardInterrupt:
         _stop("interrupted; what was read is kept: run the same command again to continue", INTERRUPTED)
     failed = sum(row.error is not None for row in finished.rows.values())
+    read = [row for row in finished.rows.values() if row.error is None]
+    empty = sum(row.empty_replies for row in read)
     of_smoke = chosen.suite == "smoke"
+    if empty:
+        said = f"{empty} of {sum(row.model_calls for row in read)} replies said nothing (blank, or thinking only)"
+        advice = "raise --memory-tokens and --answer-tokens if they were cut"
+        typer.echo(f"{'not everything works: ' if of_smoke and not failed else ''}{said}: {advice}", err=True)
     if failed:
         verdict = "not everything works: " if of_smoke else ""
         said = f"{failed} of {len(finished.rows)} samples failed and count as wrong; run the same command to retry them"
         typer.echo(f"{verdict}{said}", err=True)
-    elif of_smoke:
+    elif of_smoke and not empty:
         typer.echo(f"everything works: all {len(finished.rows)} samples were answered, well or badly", err=True)
-    if failed == len(finished.rows):
+    if failed == len(finished.rows) or (of_smoke and empty):
         raise typer.Exit(FAILURE)
 
 

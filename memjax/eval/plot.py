@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from memjax.data.lengths import parse_length
 from memjax.eval.report import Run
 from memjax.eval.statistics import Interval, interval
 from memjax.eval.suites import SUITES
-from memjax.eval.tasks import tokens_of
 
 _APART = 0.12  # octaves of length between the runs
 
 
 def curve(run: Run) -> dict[int, Interval]:
     """The score over all tasks of a run at each of its lengths in tokens."""
-    suite = SUITES[run.config["suite"]]
     points = {}
     for label in run.config["lengths"]:
         scores = [row.score for cell, rows in run.cells.items() if cell.endswith(f"_{label.lower()}") for row in rows]
         if scores:
-            points[tokens_of(label, suite.kilo)] = interval(scores)
+            points[parse_length(label)] = interval(scores)
     return points
 
 
@@ -51,12 +50,12 @@ def plot_accuracy(runs: Sequence[Run], file: Path) -> None:
         shifted = [length * shift for length in lengths]
         axes.errorbar(shifted, means, yerr=[below, above], marker="o", capsize=3, label=name)
     for run in runs:
-        ticks |= {length: _short(length, SUITES[run.config["suite"]].kilo) for length in curves.get(run.name, ())}
+        ticks |= {length: _short(length) for length in curves.get(run.name, ())}
     for name in dict.fromkeys(run.config["suite"] for run in runs):
         suite = SUITES[name]
         for row in suite.published:
-            lengths = [tokens_of(label, suite.kilo) for label in row.scores]
-            ticks |= {length: _short(length, suite.kilo) for length in lengths}
+            lengths = [parse_length(label) for label in row.scores]
+            ticks |= {length: _short(length) for length in lengths}
             axes.plot(
                 lengths, list(row.scores.values()), "--", linewidth=1, alpha=0.7, label=f"{row.model} (published)"
             )
@@ -71,7 +70,7 @@ def plot_accuracy(runs: Sequence[Run], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def _short(tokens: int, kilo: int) -> str:
-    if tokens >= kilo * kilo:
-        return f"{tokens / (kilo * kilo):g}M"
-    return f"{tokens / kilo:g}K" if tokens >= kilo else str(tokens)
+def _short(tokens: int) -> str:
+    if tokens >= 1 << 20:
+        return f"{tokens / (1 << 20):g}M"
+    return f"{tokens / 1024:g}K" if tokens >= 1024 else str(tokens)

@@ -58,6 +58,7 @@ class Row:
     cached_tokens: int = 0
     generated_tokens: int = 0
     truncated_replies: int = 0
+    empty_replies: int = 0  # that said nothing: blank, or thinking only
     started: float = 0.0  # Unix time
     seconds: float = 0.0
     memories: tuple[str, ...] = ()
@@ -119,7 +120,8 @@ class Row:
 
 _PLAIN = (
     "question", "error", "attempt", "model", "commit", "config_hash", "document_tokens", "dropped_tokens",
-    "model_calls", "prompt_tokens", "cached_tokens", "generated_tokens", "truncated_replies", "started", "seconds",
+    "model_calls", "prompt_tokens", "cached_tokens", "generated_tokens", "truncated_replies", "empty_replies",
+    "started", "seconds",
 )  # fmt: skip
 
 
@@ -261,6 +263,7 @@ def _cell_results(cell: str, rows: Sequence[Row]) -> dict[str, Any]:
                 "prompt_tokens",
                 "generated_tokens",
                 "truncated_replies",
+                "empty_replies",
             )
         },
         **counters(fate for row in rows for fate in row.fates),

@@ -58,10 +58,12 @@ class Evaluator:
         task, preset = job.task, self.preset
         diagnosis = Diagnosis(await asyncio.to_thread(evidence_of, task), self.tokenizer)
         turns: list[TranscriptTurn] = []
+        silent: list[bool] = []
         prompts: list[tuple[object, str]] = []  # key, hash
 
         def take(turn: Turn) -> None:
             turns.append(transcript_turn(turn))
+            silent.append(turn.reply.part() is None)
             prompts.append((key_order(turn.key), turn.prompt_hash or ""))
             diagnosis.add(turn)
 
@@ -93,6 +95,7 @@ class Evaluator:
             dropped_tokens=counts["truncated_tokens"],
             **{name: counts[name] for name in _COUNTED},
             truncated_replies=sum(turn.truncated for turn in turns),
+            empty_replies=sum(silent),
             started=round(started, 3),
             seconds=round(trajectory.seconds, 3),
             memories=tuple(diagnosis.memories) if read_whole else (),

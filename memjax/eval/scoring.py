@@ -35,7 +35,7 @@ class Preset:
 
 def extract_strictly(response: str) -> Extraction:
     """The last box, else the answer tag, else what follows "answer is", else the whole reply."""
-    text = answers.after_thinking(response)
+    text = answers.without_thinking(response)
     for how, extract in (
         ("box", answers.extract_boxed),
         ("tag", answers.extract_tag),

@@ -22,7 +22,7 @@ class Published:
 class Suite:
     """What an evaluation asks.
 
-    `kilo` is what "k" means in its lengths. `data` are the names of the files that `--data NAME=PATH` must give, and
+    `data` are the names of the files that `--data NAME=PATH` must give, and
     those in `optional_data` it may.
     """
 
@@ -31,7 +31,6 @@ class Suite:
     tasks: tuple[str, ...]
     lengths: tuple[str, ...] = ()  # none: every task has the length it has
     samples: int | None = 128  # per task and length; None: all there are
-    kilo: int = 1000
     data: tuple[str, ...] = ()
     optional_data: tuple[str, ...] = ()
     agent: Mapping[str, int] = field(default_factory=dict)  # budgets of its own, under what a config says
@@ -71,7 +70,6 @@ _RULER = Suite(
     about="RULER's 13 tasks: needles, variables, frequent words, questions",
     tasks=tuple(ANSWER_TOKENS),
     lengths=_RULER_LENGTHS,
-    kilo=1024,
     optional_data=("squad", "hotpotqa", "essay"),
     published=_rows(
         _RULER_LENGTHS,
@@ -115,7 +113,6 @@ _SMOKE = Suite(
     tasks=("niah_single_1", "vt"),
     lengths=("1k",),
     samples=4,
-    kilo=1024,
     agent=MappingProxyType({"question": 128, "chunk": 512, "memory": 96, "answer": 64}),
 )
 

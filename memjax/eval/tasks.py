@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +14,7 @@ from memjax.data.corpus import Corpus
 from memjax.data.haystack import BOOKS, Haystack
 from memjax.data.hotpotqa import Pool, sample_seed, with_documents, with_length, write_pool
 from memjax.data.json_rows import read_rows
-from memjax.data.lengths import TokenCounter, measure
+from memjax.data.lengths import TokenCounter, measure, parse_length
 from memjax.data.multihop import Example, read_examples
 from memjax.data.ruler import QUESTIONS, Questions
 from memjax.data.ruler import Suite as RulerLength
@@ -28,7 +27,6 @@ from memjax.rewards import check_metric
 from memjax.rewards.pool import RewardPool
 from memjax.trajectory import Task
 
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.IGNORECASE)
 _SAME_TOKENIZER = 0.02  # share by which two counts of one tokenizer may differ (joints of pieces)
 
 
@@ -86,7 +84,7 @@ def cells_of(config: EvalConfig) -> list[Cell]:
     )
     if not suite.lengths:
         return [Cell(task, "", None) for task in tasks]
-    lengths = [(label.lower(), tokens_of(label, suite.kilo)) for label in config.lengths or suite.lengths]
+    lengths = [(label.lower(), parse_length(label)) for label in config.lengths or suite.lengths]
     return [Cell(task, label, tokens) for label, tokens in lengths for task in tasks]
 
 
@@ -102,15 +100,6 @@ def check_metrics(config: EvalConfig) -> list[str]:
         found.setdefault(task.metric, task)
     with RewardPool(workers=1, timeout=config.reward_seconds) as pool:
         return [doubt for name, task in found.items() if (doubt := pool.check(name, task))]
-
-
-def tokens_of(label: str, kilo: int) -> int:
-    """The tokens that a label such as 8192, 7k or 3.5m stands for."""
-    match = _LENGTH.fullmatch(label.strip())
-    tokens = round(float(match[1]) * {"": 1, "k": kilo, "m": kilo * kilo}[match[2].lower()]) if match else 0
-    if tokens < 1:
-        raise ValueError(f"a length is a number of tokens such as 8192, 7k or 3.5m, got {label!r}")
-    return tokens
 
 
 @dataclass(frozen=True)

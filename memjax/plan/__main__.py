@@ -32,8 +32,9 @@ def plan(
         str,
         typer.Option(
             metavar="CHIP:SIZE",
-            help="The slice: v5e:8x8, v6e:8x8, v5p:4x4x4 and other shapes of these TPUs; a100, h100 or h200 with a "
-            "number (h100:8), estimated only; cpu:8 for this machine as so many simulated devices.",
+            help="The slice: v5e:8x8, v6e:8x8, v5p:4x4x4 and other shapes of these TPUs, or as Google names them, "
+            "v5e-64, v5p-128; a100, h100 or h200 with a number (h100:8), estimated only; cpu:8 for this machine as so "
+            "many simulated devices.",
         ),
     ],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Go over the file.")] = None,
@@ -62,12 +63,14 @@ def plan(
         memjax plan --config configs/train/memagent_qwen2_5_7b.yaml --topology h100:64 --no-compile compute.tensor=8
     """
     from memjax.plan.hardware import read_topology
-    from memjax.plan.report import Plan, as_json, tables
 
     try:
         slice_ = read_topology(topology)
         _only_simulated_devices(slice_)
         job = _job(config, overrides or [], slice_, compile_)
+
+        from memjax.plan.report import Plan, as_json, tables
+
         result = Plan(job, _compile_all(job) if job.devices else {})
         report = as_json(result) if json_output else list(tables(result))
     except ValueError as error:
@@ -93,10 +96,12 @@ def _only_simulated_devices(slice_: Topology) -> None:
 
 def _job(config: Path, overrides: list[str], slice_: Topology, compiled: bool) -> Job:
     from memjax.plan.hardware import compile_devices, engine_devices
-    from memjax.plan.job import Job, model_shape
     from memjax.train.config import read_config
 
-    settings = read_config(config, overrides)
+    settings = read_config(config, overrides)  # before the seconds that jax takes to load
+
+    from memjax.plan.job import Job, model_shape
+
     if compiled and not slice_.can_compile:
         raise ValueError(f"there is no compiler for {slice_.name} without a GPU: add --no-compile for an estimate")
     devices = (compile_devices(slice_), engine_devices(slice_)) if compiled else None

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import jax
-from jax.experimental import topologies
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
     }
 )
 _SIDES = {"v5e": 2, "v5p": 3, "v6e": 2}
+# The usual shapes: docs.cloud.google.com/tpu/docs/{v5e,v6e,v5p}.
+_SHAPES = {
+    2: ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    3: ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16"),
+}
 _HOST = {2: "2x2", 3: "2x2x1"}  # the four chips of one host
 EXAMPLES = "v5e:8x8, v5p:4x4x4, v6e:8x8 (TPU slices), h100:8 (GPUs), cpu:8 (this machine)"
 
@@ -78,7 +83,8 @@ class Topology:
 
 
 def read_topology(name: str) -> Topology:
-    """The topology of a name such as v5p:4x4x4, h100:8 or cpu:8; ValueError names those that exist."""
+    """The topology of a name such as v5p:4x4x4, v5litepod-64, h100:8 or cpu:8; ValueError names those that exist."""
+    name = _slice_named(name)
     kind, _, size = name.partition(":")
     if kind not in (*CHIPS, "cpu") or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", size):
         raise ValueError(f"no topology is called {name!r}: try {EXAMPLES}; chips are {', '.join(CHIPS)} and cpu")
@@ -91,6 +97,23 @@ def read_topology(name: str) -> Topology:
     if count % topology.per_process:
         raise ValueError(f"{name} has {count} chips, which do not fill hosts of {topology.per_process}: try {EXAMPLES}")
     return topology
+
+
+def _slice_named(name: str) -> str:
+    """The shape of a slice that is named as Google names its types.
+
+    v5e-64, v5litepod-64 and v6e-64 count chips, v5p-128 counts TensorCores, of which a chip has two.
+    """
+    found = re.fullmatch(r"(v5e|v5litepod|v5p|v6e)-([1-9]\d*)", name)
+    if found is None:
+        return name
+    kind, number = found[1].replace("litepod", "e"), int(found[2])
+    per_chip = 2 if kind == "v5p" else 1
+    shapes = {per_chip * prod(map(int, shape.split("x"))): shape for shape in _SHAPES[_SIDES[kind]]}
+    if number not in shapes:
+        sizes = ", ".join(f"{found[1]}-{size}" for size in shapes)
+        raise ValueError(f"there is no slice {name}: {sizes} are; other shapes are written as in {EXAMPLES}")
+    return f"{kind}:{shapes[number]}"
 
 
 def _machine_memory() -> float:
@@ -108,6 +131,8 @@ def compile_devices(topology: Topology) -> Sequence[jax.Device]:
     # Without these libtpu looks for a TPU machine's metadata, and lets only one process in at a time.
     for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
         os.environ.setdefault(name, "1")
+    from jax.experimental import topologies
+
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology.name).devices
     except RuntimeError as error:  # jax's own errors are RuntimeErrors too
@@ -132,6 +157,8 @@ def engine_devices(topology: Topology) -> Sequence[jax.Device]:
 
 
 def _own_devices(count: int) -> Sequence[jax.Device]:
+    import jax
+
     devices = jax.devices("cpu")
     if len(devices) < count:
         raise ValueError(

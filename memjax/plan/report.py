@@ -126,7 +126,7 @@ def tables(plan: Plan) -> Iterator[Table | str]:
     yield f"{_gb(plan.needed)} of {_gb(chip.memory)} GB on each device ({share:.0%}): it {_verdict(plan)}"
     if plan.advice:
         yield f"To make it fit: {plan.advice}"
-    if not job.topology.is_proven_in_parts:
+    if job.devices and not job.topology.is_proven_in_parts:
         yield (
             "Not proven: libtpu compiles no program for one host of such a slice, as an engine in each process needs; "
             "the engine above was compiled for a host by itself. Try a short run first."

@@ -13,6 +13,7 @@ _BOX_TOKENS = re.compile(r"(?P<box>\\{1,2}boxed\s{0,8}\{)|\\.|(?P<open>\{)|(?P<c
 _TEXT_TOKENS = re.compile(
     r"(?P<text>\\text(?:bf|it|rm)?\s{0,8}\{)|\\(?P<sign>[{}$%&#_])|\\.|(?P<open>\{)|(?P<close>\})"
 )
+_THINKING = re.compile(r"^[ \t]{0,8}<think>", re.MULTILINE)
 _ANSWER_IS = re.compile(r"\banswer\s{1,8}is\b[\s:*]{0,8}", re.IGNORECASE)
 
 
@@ -21,7 +22,7 @@ def extract_answer(text: str) -> str:
 
     Only the text after the model's thinking is looked at.
     """
-    text = after_thinking(text)
+    text = without_thinking(text)
     for extract in (extract_boxed, extract_tag, extract_answer_is):
         answer = extract(text)
         if answer is not None:
@@ -32,6 +33,13 @@ def extract_answer(text: str) -> str:
 def after_thinking(text: str) -> str:
     """What follows the last `</think>`; the whole text where there is none."""
     return text.rpartition("</think>")[2]
+
+
+def without_thinking(text: str) -> str:
+    """What a reply says to others: what follows the last `</think>`, up to thinking that was begun and never ended."""
+    said = after_thinking(text)
+    begun = _THINKING.search(said)
+    return said if begun is None else said[: begun.start()]
 
 
 def extract_boxed(text: str) -> str | None:

@@ -12,6 +12,7 @@ from memjax.data.token_estimate import EstimatedTokenizer
 from memjax.rollout.client import Client, Prompt
 from memjax.rollout.http import DEFAULT_URL, HttpClient, served_models
 from memjax.rollout.identity import ModelIdentity, hash_of_files
+from memjax.tokenizer_files import locate
 from memjax.trajectory import Completion, SamplingParams
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ class LocalModel:
 
     def identity(self, dtype: str | None = None) -> ModelIdentity:
         """What its replies depend on: all its bytes, and the dtype it runs in (by default the machine's)."""
-        from memjax.checkpoint import locate
-
         path = locate(self.model)
         weights = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), path / "config.json"])
         named = ("*token*.json", "chat_template*", "vocab.json", "merges.txt", "generation_config.json")
@@ -45,10 +44,11 @@ class LocalModel:
 
     def trained_window(self) -> int:
         """The most tokens that the model was made for. Raises ValueError for what is no model."""
-        from memjax.checkpoint import locate, read_config
+        path = locate(self.model)  # before the seconds that jax takes to load
+
+        from memjax.checkpoint import read_config
         from memjax.checkpoint.gguf import GGUFModel
 
-        path = locate(self.model)
         config = read_config(path) if path.is_dir() else GGUFModel(path).config
         return config.trained_window
 

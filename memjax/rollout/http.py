@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import math
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ import numpy as np
 
 from memjax.rollout.client import ClientError, Message, Prompt, ToolCall
 from memjax.rollout.tool_calls import parse_tool_calls, write_tool_calls
+from memjax.text import whole_characters
 from memjax.trajectory import Completion, FinishReason, SamplingParams
 
 DEFAULT_URL = "http://localhost:8000/v1"
@@ -92,6 +95,7 @@ class HttpClient:
         self._on_retry = on_retry
         self._read_timeout = read_timeout
         self._max_tokens_name = "max_tokens"
+        self._left_out: set[str] = set()  # parameters that the service refuses
         headers = {"Authorization": f"Bearer {self._key}", "api-key": self._key} if self._key else {}
         self._http = httpx.AsyncClient(
             headers=headers,
@@ -103,7 +107,7 @@ class HttpClient:
         """Draw `params.n` completions. Raises ClientError when the service could not be reached or failed."""
         started = time.perf_counter()
         body = await self._request(self._payload(prompt, params))
-        return self._completions(body, params.n, time.perf_counter() - started)
+        return self._completions(body, params.n, bool(prompt.tools), time.perf_counter() - started)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -136,10 +140,16 @@ class HttpClient:
             asked = None
             try:
                 response = await self._http.post(url, json=self._named(payload))
-                if response.status_code == 400 and self._wants_other_name(response):
+                while response.status_code in (400, 422) and self._learns_from(response, payload):
                     response = await self._http.post(url, json=self._named(payload))
-                if response.is_success:
-                    return self._json(response)
+                if not response.is_success:
+                    failure = _Failure(response.status_code, self._failure(response))
+                else:
+                    body = self._json(response)
+                    within = self._failure_within(body, payload.get("n", 1))
+                    if within is None:
+                        return body
+                    failure = within
             except httpx.ReadTimeout:
                 raise ClientError(
                     f"{self._shown} accepted the request but sent nothing for {self._read_timeout:g} s: "
@@ -155,8 +165,8 @@ class HttpClient:
                     f"{self._shown} cannot be reached ({error or type(error).__name__}): is the service running there?"
                 )
             else:
-                trouble = self._failure(response)
-                if response.status_code not in (408, 429) and response.status_code < 500:
+                trouble = failure.message
+                if not failure.may_pass:
                     raise ClientError(trouble)
                 asked = _retry_after(response)
             if failures < self._retries.attempts:
@@ -167,14 +177,50 @@ class HttpClient:
         raise ClientError(f"{trouble} (tried {self._retries.attempts} times)")
 
     def _named(self, payload: dict[str, Any]) -> dict[str, Any]:
-        return {self._max_tokens_name if name == "max_tokens" else name: value for name, value in payload.items()}
+        named = {name: value for name, value in payload.items() if name not in self._left_out}
+        return {self._max_tokens_name if name == "max_tokens" else name: value for name, value in named.items()}
 
-    def _wants_other_name(self, response: httpx.Response) -> bool:
-        """OpenAI's reasoning models refuse max_tokens and name what they take instead."""
-        if self._max_tokens_name == "max_completion_tokens" or "max_completion_tokens" not in response.text:
-            return False
-        self._max_tokens_name = "max_completion_tokens"
-        return True
+    def _learns_from(self, response: httpx.Response, payload: Mapping[str, Any]) -> bool:
+        """Whether a refusal says how to ask instead, which all further requests then do.
+
+        OpenAI's reasoning models refuse max_tokens and name what they take; others refuse a temperature, a top_p or a
+        seed, or two of them together.
+        """
+        if self._max_tokens_name == "max_tokens" and "max_completion_tokens" in response.text:
+            self._max_tokens_name = "max_completion_tokens"
+            return True
+        for name in _DISPENSABLE:
+            named = re.search(rf"\b{name}\b", response.text)
+            if named and name in payload and name not in self._left_out:
+                self._left_out.add(name)
+                if self._on_retry:
+                    self._on_retry(
+                        f"{self._shown} refuses {name}={payload[name]:g}, so it is left out from now on: replies are "
+                        f"drawn as the service chooses{self._excerpt(response)}"
+                    )
+                return True
+        return False
+
+    def _failure_within(self, body: Mapping[str, Any], n: int) -> _Failure | None:
+        """What is wrong with an answer whose status says that all is well."""
+        if error := body.get("error"):
+            said = error.get("message", error) if isinstance(error, Mapping) else error
+            code = error.get("code") if isinstance(error, Mapping) else None
+            status = int(str(code)) if re.fullmatch("[45][0-9][0-9]", str(code)) else 500
+            return _Failure(status, f"{self._shown} answered with an error{self._words(said)}")
+        choices = body.get("choices")
+        if not isinstance(choices, list) or len(choices) < n:
+            found = len(choices) if isinstance(choices, list) else "no"
+            return _Failure(400, f"{self._shown} answered with {found} choices where {n} were asked for")
+        for choice in choices[:n]:
+            if not isinstance(choice, Mapping):
+                return _Failure(400, f"{self._shown} answered with a choice that is no JSON object")
+            if choice.get("error") or _reason(choice) not in _FINISH_REASONS:
+                error = choice.get("error")
+                said = error.get("message", error) if isinstance(error, Mapping) else error
+                message = f"{self._shown} ended a reply with finish_reason {str(choice.get('finish_reason'))[:50]!r}"
+                return _Failure(500, message + self._words(said))
+        return None
 
     def _failure(self, response: httpx.Response) -> str:
         status = response.status_code
@@ -185,7 +231,8 @@ class HttpClient:
         if status == 404:
             return f"{self._shown} has no such model or address (HTTP 404): check --model {self.model} and --url{said}"
         if status == 429:
-            return f"{self._shown} is limiting requests (HTTP 429){said}"
+            code = " (insufficient_quota)" if "insufficient_quota" in response.text else ""
+            return f"{self._shown} is limiting requests (HTTP 429){code}{said}"
         if status == 400:
             return f"{self._shown} refused the request (HTTP 400){said}"
         return f"{self._shown} failed (HTTP {status}){said}"
@@ -198,7 +245,10 @@ class HttpClient:
             said = str(error.get("message", error) if isinstance(error, dict) else error)
         except ValueError:
             said = "an HTML page" if _is_html(response) else response.text
-        said = " ".join(said.split())
+        return self._words(said)
+
+    def _words(self, said: Any) -> str:
+        said = " ".join(whole_characters(str(said or "")).split())
         if self._key:
             said = said.replace(self._key, "***")
         return f"; it said: {said[:300]}" if said else ""
@@ -210,41 +260,102 @@ class HttpClient:
                 f"{self._shown} answered with an HTML page instead of JSON: the address of an OpenAI-compatible "
                 f"service usually ends in /v1"
             )
+        if "text/event-stream" in response.headers.get("content-type", ""):
+            raise ClientError(f"{self._shown} answered with a stream of events, which was not asked for")
         body = response.json()
         if not isinstance(body, dict):
             raise ClientError(f"{self._shown} answered with JSON that is no chat completion")
         return body
 
-    def _completions(self, body: Mapping[str, Any], n: int, seconds: float) -> list[Completion]:
-        choices = body.get("choices")
-        if not isinstance(choices, list) or len(choices) < n:
-            found = len(choices) if isinstance(choices, list) else "no"
-            raise ClientError(f"{self._shown} answered with {found} choices where {n} were asked for")
-        usage = body.get("usage") or {}
+    def _completions(self, body: Mapping[str, Any], n: int, tools: bool, seconds: float) -> list[Completion]:
+        choices = body["choices"]
+        usage = _mapping(body.get("usage"))
         try:
             ordered = sorted(choices[:n], key=lambda choice: choice.get("index", 0))
-            return [_completion(choice, usage, n, seconds) for choice in ordered]
+            return [_completion(choice, usage, n, tools, seconds) for choice in ordered]
         except (AttributeError, KeyError, TypeError) as error:
             raise ClientError(f"{self._shown} answered with JSON that is no chat completion ({error!r})") from None
 
 
-_FINISH_REASONS: dict[str, FinishReason] = {"length": "length", "content_filter": "error"}
+_FINISH_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "eos": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_calls": "stop",
+    "tool_use": "stop",
+    "function_call": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "content_filter": "error",
+}
+"""What services end a finished reply with. Any other word is that of a failure."""
+
+_DISPENSABLE = ("top_p", "seed", "temperature")
+"""What is left out when it is refused, the first that is named first."""
 
 
-def _completion(choice: Mapping[str, Any], usage: Mapping[str, Any], n: int, seconds: float) -> Completion:
-    finish = _FINISH_REASONS.get(choice.get("finish_reason") or "stop", "stop")
+@dataclass(frozen=True)
+class _Failure:
+    """Why a request was not answered."""
+
+    status: int  # as of HTTP, wherever it was told
+    message: str
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether another try may succeed."""
+        return (self.status in (408, 429) or self.status >= 500) and "insufficient_quota" not in self.message
+
+
+def _completion(choice: Mapping[str, Any], usage: Mapping[str, Any], n: int, tools: bool, seconds: float) -> Completion:
+    message = choice["message"] if tools else {**choice["message"], "tool_calls": None}
+    finish = _FINISH_REASONS[_reason(choice)]
+    text, error = whole_characters(_text_of(message)), None
+    if finish == "error":
+        error = "the service's content filter stopped the reply"
+    elif not text.strip() and message.get("refusal"):
+        finish, error = "error", f"the model refused to reply: {whole_characters(str(message['refusal']))[:300]}"
+    elif not text.strip():
+        error = _why_empty(choice["message"], finish, usage)
     return Completion(
         prompt_ids=np.zeros(0, np.int32),
         token_ids=np.zeros(0, np.int32),
         logprobs=np.zeros(0, np.float32),
-        text=_text_of(choice["message"]),
+        text=text,
         finish_reason=finish,
-        prompt_tokens=usage.get("prompt_tokens") or 0,
-        completion_tokens=(usage.get("completion_tokens") or 0) // n,  # services report the sum over the choices
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        completion_tokens=_count(usage, "completion_tokens") // n,  # services report the sum over the choices
+        cached_tokens=_count(_mapping(usage.get("prompt_tokens_details")), "cached_tokens"),
         seconds=seconds,
-        error="the service's content filter stopped the reply" if finish == "error" else None,
+        error=error,
     )
+
+
+def _reason(choice: Mapping[str, Any]) -> str:
+    return str(choice.get("finish_reason") or "stop").lower()
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    """A number of tokens; 0 where the service gives none that could be one, which costs nothing."""
+    value = usage.get(name)
+    return int(value) if isinstance(value, int | float) and 0 < value < math.inf else 0
+
+
+def _why_empty(message: Mapping[str, Any], finish: str, usage: Mapping[str, Any]) -> str:
+    """What is known of a reply without text."""
+    if message.get("tool_calls"):
+        return "it calls tools that were not offered"
+    tokens = _count(_mapping(usage.get("completion_tokens_details")), "reasoning_tokens")
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if not tokens and not thought:
+        return f"finish_reason {finish}"
+    spent = f"{tokens} tokens" if tokens else f"{len(str(thought))} characters"
+    return f"finish_reason {finish} after {spent} of thinking"
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
@@ -252,7 +363,10 @@ def _text_of(message: Mapping[str, Any]) -> str:
         ToolCall(call.get("id") or "", call["function"]["name"], call["function"].get("arguments") or "{}")
         for call in message.get("tool_calls") or ()
     ]
-    return write_tool_calls(message.get("content") or "", calls)
+    content = message.get("content") or ""
+    if isinstance(content, list):  # parts, of which some services send thinking and text
+        content = "".join(part["text"] for part in content if part.get("type") == "text")
+    return write_tool_calls(content, calls)
 
 
 def _for_service(messages: Sequence[Message], decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
@@ -305,12 +419,12 @@ def _retry_after(response: httpx.Response) -> float | None:
     """Seconds, from either form of the header."""
     value = response.headers.get("retry-after", "")
     try:
-        return float(value)
+        return float(value) if math.isfinite(float(value)) else None
     except ValueError:
         pass
     try:
         return email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -324,6 +438,6 @@ def served_models(url: str, api_key: str) -> dict[str, int | None]:
     try:
         response = httpx.get(base.copy_with(path=base.path.rstrip("/") + "/models"), headers=headers, timeout=5.0)
         listed = response.json()["data"] if response.is_success else []
-        return {str(model["id"]): model.get("max_model_len") for model in listed}
+        return {str(model["id"]): _count(model, "max_model_len") or None for model in listed}
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -18,7 +18,7 @@ from memjax.mesh import make_mesh
 from memjax.models.config import ModelOptions, Qwen2Config, default_param_dtype
 from memjax.rollout.client import Prompt
 from memjax.rollout.engine import Engine, EngineConfig
-from memjax.rollout.scheduler import Counters, OnToken, Scheduler
+from memjax.rollout.scheduler import ANYONE, Caller, Counters, OnToken, Scheduler
 from memjax.sharding import ROLLOUT, Layout
 from memjax.tokenizer import Tokenizer
 from memjax.trajectory import Completion, SamplingParams
@@ -99,18 +99,24 @@ class LocalClient:
         self.engine.warm_up(progress)
 
     async def complete(
-        self, prompt: Prompt, params: SamplingParams, on_token: OnToken | None = None
+        self, prompt: Prompt, params: SamplingParams, on_token: OnToken | None = None, caller: Caller = ANYONE
     ) -> list[Completion]:
         """Draw `params.n` completions; `on_token` is called from the engine's thread."""
         rendered = self.tokenizer.render_prompt(prompt)
-        future = self.submit(rendered.ids, params, shared=rendered.shared, on_token=on_token)
+        future = self.submit(rendered.ids, params, shared=rendered.shared, on_token=on_token, caller=caller)
         return await asyncio.wrap_future(future)
 
     def submit(
-        self, ids: Sequence[int], params: SamplingParams, *, shared: int = 0, on_token: OnToken | None = None
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        shared: int = 0,
+        on_token: OnToken | None = None,
+        caller: Caller = ANYONE,
     ) -> Future[list[Completion]]:
         """As the scheduler's."""
-        return self.scheduler.submit(ids, params, shared=shared, on_token=on_token)
+        return self.scheduler.submit(ids, params, shared=shared, on_token=on_token, caller=caller)
 
     async def load_weights(self, directory: Path, version: int | None = None) -> int:
         """Run the weights of another checkpoint of the same model, and return their version; ValueError for others."""

@@ -67,12 +67,15 @@ class Programs:
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile every program that a request can need, several at a time, reporting (done, all of them)."""
         wanted = list(self._all_programs())
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # XLA compiles outside Python's lock
+        pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))  # XLA compiles outside Python's lock
+        try:
             compiling = [pool.submit(self.get, *key) for key in wanted]
             for done, finished in enumerate(as_completed(compiling), start=1):
                 finished.result()
                 if progress:
                     progress(done, len(wanted))
+        finally:  # an interruption waits for no program that is not begun
+            pool.shutdown(wait=False, cancel_futures=True)
         self._warm = True
 
     def _all_programs(self) -> Iterator[tuple[Any, ...]]:

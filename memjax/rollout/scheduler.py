@@ -1,6 +1,7 @@
 """Continuous batching: one worker thread that keeps an engine's slots filled from a queue of requests.
 
-Policy. Requests are prefilled in order of arrival, and only when a slot is free for them. Between two decode steps
+Policy. Requests are prefilled in order of arrival, where several callers wait sample by sample in turns, and only when
+a slot is free for them. Between two decode steps
 about `prefill_budget` tokens are prefilled: a running reply waits for a bounded time however many prompts queue up, and
 a waiting prompt gets its share after every step. Short prompts that wait together are prefilled together. The samples
 of a request share one prefill and start as slots fall free. No jax.
@@ -12,6 +13,7 @@ import logging
 import secrets
 import threading
 import time
+from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -36,6 +38,7 @@ Start = tuple[int, int, SamplingParams, int]
 
 _LOOK_AHEAD = 256  # waiting requests among which the company of a short prompt is looked for
 _LEAST_TOP_P = 1e-6
+_CALLERS = 1024  # whose turns are remembered before those that have none left are forgotten
 _MAX_FAILURES = 3  # decode steps in a row that may fail before the engine counts as dead
 
 
@@ -77,6 +80,17 @@ class TokenEvent:
 OnToken = Callable[[TokenEvent], None]
 
 
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: callers take turns by `name`; what is kept of a prompt is only for those of the same `owner`."""
+
+    name: str = ""
+    owner: str = ""
+
+
+ANYONE = Caller()
+
+
 @dataclass
 class Counters:
     """What a scheduler has done. A slot-step is one slot's part of a decode step, useful when a request held it."""
@@ -92,24 +106,24 @@ class Counters:
 
 
 class PrefixStore:
-    """The prefixes used last, `capacity` cache entries in all, under their weights' version and their token ids."""
+    """The prefixes used last, `capacity` cache entries in all, under their owner, weights' version and token ids."""
 
     def __init__(self, capacity: int):
         self._capacity, self._held = capacity, 0
-        self._prefixes: OrderedDict[tuple[int, bytes], Any] = OrderedDict()
+        self._prefixes: OrderedDict[tuple[str, int, bytes], Any] = OrderedDict()
 
-    def get(self, version: int, ids: np.ndarray) -> Any:
+    def get(self, owner: str, version: int, ids: np.ndarray) -> Any:
         """The prefix of exactly these ids, or None."""
-        key = version, ids.tobytes()
+        key = owner, version, ids.tobytes()
         if key in self._prefixes:
             self._prefixes.move_to_end(key)
         return self._prefixes.get(key)
 
-    def put(self, ids: np.ndarray, prefix: Any) -> None:
+    def put(self, owner: str, ids: np.ndarray, prefix: Any) -> None:
         """Keep a prefix, and drop those longest unused that there is no room for."""
         if prefix.capacity > self._capacity:
             return
-        key = prefix.version, ids.tobytes()
+        key = owner, prefix.version, ids.tobytes()
         replaced = self._prefixes.pop(key, None)
         self._prefixes[key] = prefix
         self._held += prefix.capacity - (replaced.capacity if replaced else 0)
@@ -128,13 +142,20 @@ class _Request:
     params: SamplingParams
     shared: int
     on_token: OnToken | None
+    caller: Caller = ANYONE
     future: Future[list[Completion]] = field(default_factory=Future)
     submitted: float = field(default_factory=time.monotonic)
     cached: int = 0
     prefix: Any = None
     row: int = 0  # of its prefix, which may hold several prompts
     started: int = 0  # samples that have been given a slot
+    first_turn: int = 0  # of its first sample; the others have those that follow
     completions: dict[int, Completion] = field(default_factory=dict)
+
+    @property
+    def turn(self) -> int:
+        """That of the next sample."""
+        return self.first_turn + self.started
 
 
 @dataclass(eq=False)
@@ -172,6 +193,8 @@ class Scheduler:
         self._filling: tuple[_Request, Iterator[int]] | None = None
         self._filled: deque[_Request] = deque()  # prefilled, with samples that wait for a slot
         self._running: dict[int, _Running] = {}
+        self._turn = 0  # of the sample that was started last
+        self._next_turns: dict[str, int] = {}  # by the name of the caller
         self._failures = 0
 
         self._wake = threading.Condition()  # guards the four fields below, through which other threads speak
@@ -195,7 +218,13 @@ class Scheduler:
         return self._dead
 
     def submit(
-        self, ids: Sequence[int], params: SamplingParams, *, shared: int = 0, on_token: OnToken | None = None
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        shared: int = 0,
+        on_token: OnToken | None = None,
+        caller: Caller = ANYONE,
     ) -> Future[list[Completion]]:
         """Queue a prompt; the future gives `params.n` completions, and cancelling it frees its slots within a step.
 
@@ -209,7 +238,7 @@ class Scheduler:
         # the vocabulary's size or beyond is none, and the smallest top_p that is no 0 keeps one token, as any below.
         top_k = params.top_k if params.top_k < self._engine.vocabulary else 0
         params = replace(params, seed=seed, top_k=top_k, top_p=max(params.top_p, _LEAST_TOP_P))
-        request = _Request(np.asarray(ids, np.int32), params, shared or len(ids), on_token)
+        request = _Request(np.asarray(ids, np.int32), params, shared or len(ids), on_token, caller)
         with self._wake:
             self._refuse_if_over()
             self._inbox.append(request)
@@ -279,10 +308,20 @@ class Scheduler:
             arrived, swaps = self._inbox, self._swaps
             self._inbox, self._swaps = [], []
         self.counters.requests += len(arrived)
-        self._waiting.extend(arrived)
+        for request in arrived:
+            self._queue(request)
         for params, version, done in swaps:
             self._swap(params, version, done)
         return True
+
+    def _queue(self, request: _Request) -> None:
+        """Let a request wait: behind those of its caller, and beside those of others, each sample for a turn."""
+        name = request.caller.name
+        request.first_turn = max(self._turn, self._next_turns.get(name, 0))
+        self._next_turns[name] = request.first_turn + request.params.n
+        if len(self._next_turns) > _CALLERS:
+            self._next_turns = {name: turn for name, turn in self._next_turns.items() if turn > self._turn}
+        insort(self._waiting, request, key=_turn_of)
 
     def _busy(self) -> bool:
         return bool(self._waiting or self._filling or self._filled or self._running)
@@ -299,7 +338,7 @@ class Scheduler:
         while budget > 0:
             if self._filling is None:
                 promised = sum(request.params.n - request.started for request in self._filled)
-                if not self._waiting or promised >= len(self._free):
+                if not self._waiting or (promised >= len(self._free) and not self._is_passed_over()):
                     return
                 if together := self._together(len(self._free) - promised):
                     budget -= self._fill_together(together)
@@ -320,6 +359,11 @@ class Scheduler:
                 self.counters.prefilled_tokens += taken
             if request.future.cancelled():
                 self._drop_cancelled()
+
+    def _is_passed_over(self) -> bool:
+        """Whether the first that waits has its turn before all samples that are to be started."""
+        ahead = 0 < len(self._filled) < self._engine.max_concurrent_decodes
+        return ahead and self._waiting[0].turn < min(map(_turn_of, self._filled))
 
     def _together(self, room: int) -> list[list[_Request]]:
         """The first waiting prompt and those that are prefilled with it: who is to have each row of the program.
@@ -374,11 +418,11 @@ class Scheduler:
         """Prefill a request from what is kept, yielding the tokens of each piece."""
         prefill = partial(self._engine.prefill_pieces, params=self._weights)
         common = request.ids[: request.shared]
-        prefix = self._prefixes.get(self._weights.current.version, common)
+        prefix = self._prefixes.get(request.caller.owner, self._weights.current.version, common)
         request.cached = prefix.length if prefix else 0
         if prefix is None:
             prefix = yield from prefill(existing_prefix=None, tokens=common)
-            self._prefixes.put(common, prefix)
+            self._prefixes.put(request.caller.owner, common, prefix)
         if request.shared < len(request.ids):
             prefix = yield from prefill(existing_prefix=prefix, tokens=request.ids[request.shared :])
         self.counters.cached_tokens += request.cached
@@ -386,6 +430,7 @@ class Scheduler:
 
     def _start_samples(self) -> None:
         while self._filled and self._free:
+            self._filled = deque(sorted(self._filled, key=_turn_of))
             prefix = self._filled[0].prefix
             requests, starts = self._next_starts(prefix)
             try:
@@ -406,6 +451,9 @@ class Scheduler:
         starts: list[Start] = []
         while self._filled and self._free and len(starts) < prefix.rows and self._filled[0].prefix is prefix:
             request = self._filled[0]
+            if any(other.turn < request.turn for other in self._filled):
+                break
+            self._turn = max(self._turn, request.turn)
             requests.append(request)
             starts.append((request.row, self._free.pop(), request.params, request.started))
             request.started += 1
@@ -463,10 +511,9 @@ class Scheduler:
             done.set_exception(error)
             return
         self._prefixes.clear()
-        if self._filling:
-            self._waiting.appendleft(self._filling[0])
-            self._filling = None
-        self._waiting.extendleft(reversed(self._filled))
+        again = [*self._filled, *([self._filling[0]] if self._filling else [])]
+        self._waiting = deque(sorted([*again, *self._waiting], key=_turn_of))
+        self._filling = None
         self._filled.clear()
         done.set_result(version)
 
@@ -520,6 +567,10 @@ class Scheduler:
         self._running.clear()
         self._state = self._filling = None
         self._prefixes.clear()
+
+
+def _turn_of(request: _Request) -> int:
+    return request.turn
 
 
 def _engine_error(error: Exception) -> Exception:

@@ -104,6 +104,7 @@ def _make_parts(client: Backend, settings: ServeSettings, keys: Sequence[str]) -
         metrics,
         name=settings.served_name or client.model.removesuffix(".gguf"),
         max_queue=settings.max_queue,
+        max_share=settings.max_share if len(keys) > 1 else 1.0,
         request_timeout=settings.request_timeout,
     )
     state_dir = settings.state_dir.expanduser()
@@ -111,7 +112,7 @@ def _make_parts(client: Backend, settings: ServeSettings, keys: Sequence[str]) -
     files, brought = (FileStore(state_dir / name) for name in ("files", "brought"))
     identity = LocalModel(settings.model).identity(settings.dtype)
     most = settings.max_runs
-    of_one = min(most, settings.max_runs_per_key or max(1, most // 2)) if keys else most
+    of_one = max(1, int(most * settings.max_share)) if len(keys) > 1 else most
     reader = MemoryReader(runs, client, identity=identity, max_runs=most, max_runs_per_owner=of_one)
     memory = MemoryService(service, files, brought, reader, settings.agent)
     reloader = WeightReloader(service, Path(settings.model), settings.dtype, reader.change_model)

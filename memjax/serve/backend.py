@@ -12,7 +12,7 @@ import jax
 from memjax.mesh import make_mesh
 from memjax.rollout.client import Client
 from memjax.rollout.local import LocalClient
-from memjax.rollout.scheduler import Counters, OnToken
+from memjax.rollout.scheduler import ANYONE, Caller, Counters, OnToken
 from memjax.serve.settings import ServeSettings
 from memjax.tokenizer import Tokenizer
 from memjax.trajectory import Completion, SamplingParams
@@ -59,7 +59,13 @@ class Backend(Client, Protocol):
         ...
 
     def submit(
-        self, ids: Sequence[int], params: SamplingParams, *, shared: int = 0, on_token: OnToken | None = None
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        shared: int = 0,
+        on_token: OnToken | None = None,
+        caller: Caller = ANYONE,
     ) -> Future[list[Completion]]:
         """Queue a prompt, from any thread; cancelling the future frees what it holds.
 

@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from memjax.serve.errors import ApiError, not_json
+from memjax.text import whole_strings
 
 _STRING = re.compile(rb'"(?:[^"\\]+|\\.)*+("|\\?\Z)', re.DOTALL)
 _STRUCTURE = b",:[{"
@@ -78,12 +79,4 @@ async def json_body(request: Request) -> Any:
 def parse_json(body: bytes) -> Any:
     """The value of a JSON text, its strings whole characters."""
     value = json.loads(body)
-    return _whole(value) if _HALF_PAIR.search(body) else value
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    if isinstance(value, dict):
-        return {_whole(key): _whole(item) for key, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, list) else value
+    return whole_strings(value) if _HALF_PAIR.search(body) else value

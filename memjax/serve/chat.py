@@ -18,7 +18,7 @@ from memjax.serve.errors import ApiError
 from memjax.serve.memory_chat import MemoryChat
 from memjax.serve.replies import check_model, generation_for, ignored_headers, sampled_ids, usage
 from memjax.serve.schemas import ChatMessage, ChatRequest
-from memjax.serve.service import Generation, ModelService
+from memjax.serve.service import Generation, ModelService, off_loop
 from memjax.serve.streaming import DONE, sse, started, unless_gone
 from memjax.serve.tool_chat import (
     CallReader,
@@ -43,13 +43,13 @@ def chat_routes(service: ModelService, memory: MemoryChat) -> APIRouter:
         """Continue a conversation; with the model memory/MODEL, about a text of any length."""
         if body.model == memory.name:
             refuse_tools(body, memory.name, service.name)
-            if memory.is_needed(body):
+            if await memory.is_needed(body):
                 return await memory.answer(body, request)
         check_model(body.model, service.name, memory.name)
         if body.top_logprobs:
             raise ApiError(400, "top_logprobs: only the drawn token's log probability is known here: leave it out")
         tools = offered_tools(body)
-        ids, shared = rendered(body.messages, service, tools, sampled)
+        ids, shared = await rendered_off_loop(body.messages, service, tools, sampled)
         reader = None
         if tools:
             opening, one = call_opening(body, tools, service), body.parallel_tool_calls is False
@@ -58,7 +58,7 @@ def chat_routes(service: ModelService, memory: MemoryChat) -> APIRouter:
             if one:  # the reply ends with its first call
                 body = body.model_copy(update={"stop": [*body.stops, CALL_END]})
         limit = body.max_completion_tokens or body.max_tokens
-        generation = generation_for(service, ids, body, limit, shared=shared)
+        generation = generation_for(service, request, ids, body, limit, shared=shared)
         answer = ChatAnswer(body, generation, service.tokenizer, reader)
         headers = ignored_headers(body)
         if body.stream:
@@ -69,6 +69,18 @@ def chat_routes(service: ModelService, memory: MemoryChat) -> APIRouter:
             generation.close()
 
     return router
+
+
+async def rendered_off_loop(
+    messages: Sequence[ChatMessage],
+    service: ModelService,
+    tools: Definitions = (),
+    sampled: SampledCalls | None = None,
+) -> tuple[list[int], int]:
+    """As `rendered`, in a thread where it takes more than a moment; ApiError for what cannot fit the window."""
+    size = sum(len(part.text or "") for message in messages for part in message.parts)
+    service.refuse_longer(size)
+    return await off_loop(size + 100 * len(messages), rendered, messages, service, tools, sampled)
 
 
 def rendered(

@@ -16,7 +16,7 @@ from memjax.serve.bodies import JsonRoute
 from memjax.serve.errors import ApiError
 from memjax.serve.replies import check_model, generation_for, ignored_headers, sampled_ids, total_usage, usage
 from memjax.serve.schemas import CompletionRequest
-from memjax.serve.service import Generation, ModelService
+from memjax.serve.service import Generation, ModelService, off_loop
 from memjax.serve.streaming import DONE, sse, started, unless_gone
 from memjax.tokenizer import Tokenizer
 
@@ -36,8 +36,11 @@ def completion_routes(service: ModelService) -> APIRouter:
             raise ApiError(400, f"logprobs: only the drawn token's is known here: at most 1, got {body.logprobs}")
         answer = TextAnswer(body, service.tokenizer)
         try:
-            for ids in prompts(body, service.tokenizer):
-                answer.generations.append(generation_for(service, ids, body, body.max_tokens or DEFAULT_TOKENS))
+            listed = await tokenized(body, service)
+            service.admit(len(listed) * body.n, request.state.owner)
+            for ids in listed:
+                limit = body.max_tokens or DEFAULT_TOKENS
+                answer.generations.append(generation_for(service, request, ids, body, limit))
             headers = ignored_headers(body)
             if body.stream:
                 return await started(request, answer.events(), answer.close, service.request_timeout, headers)
@@ -51,14 +54,13 @@ def completion_routes(service: ModelService) -> APIRouter:
     return router
 
 
-def prompts(body: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
-    """The ids of every prompt of the request."""
+async def tokenized(body: CompletionRequest, service: ModelService) -> list[list[int]]:
+    """The ids of every prompt of the request; ApiError for one that cannot fit."""
     given = body.prompt
-    if isinstance(given, str):
-        return [tokenizer.encode(given)]
-    texts = [one for one in given if isinstance(one, str)]
-    if texts:
-        return [tokenizer.encode(text) for text in texts]
+    if texts := [given] if isinstance(given, str) else [one for one in given if isinstance(one, str)]:
+        longest = max(map(len, texts))
+        service.refuse_longer(longest)
+        return await off_loop(len(texts) * longest, lambda: [service.tokenizer.encode(text) for text in texts])
     lists = [one for one in given if isinstance(one, list)]
     return lists or [[one for one in given if isinstance(one, int)]]
 

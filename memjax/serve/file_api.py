@@ -12,6 +12,7 @@ from starlette.datastructures import UploadFile
 
 from memjax.serve.errors import ApiError
 from memjax.serve.file_store import FileStore
+from memjax.serve.uploads import look_into
 
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -42,9 +43,8 @@ def file_routes(files: FileStore, refuse: Callable[[], None]) -> APIRouter:
             if not isinstance(file, UploadFile):
                 raise ApiError(400, "no file: send it as the multipart field 'file'")
             purpose = form.get("purpose")
-            kept = await asyncio.to_thread(
-                files.add, request.state.owner, file.filename or "document", file.file, str(purpose or "user_data")
-            )
+            name, kind = file.filename or "document", str(purpose or "user_data")
+            kept = await look_into(request, files.add, request.state.owner, name, file.file, kind)
         return JSONResponse(kept.view())
 
     @router.get("/v1/files", response_model=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict
 
@@ -39,9 +39,10 @@ class FileRecord(BaseModel):
     size: int  # bytes
     created: float  # seconds since 1970
     purpose: str = "user_data"
+    warnings: tuple[str, ...] = ()  # of parts that could not be read
     damage: str | None = None  # why it cannot be used
 
-    def view(self) -> dict[str, str | int | None]:
+    def view(self) -> dict[str, Any]:
         """As OpenAI shows it, but for the status of a file that is damaged."""
         return {
             "id": self.id,
@@ -52,6 +53,7 @@ class FileRecord(BaseModel):
             "purpose": self.purpose,
             "status": "damaged" if self.damage else "processed",
             "status_details": self.damage,
+            "warnings": list(self.warnings),
         }
 
 
@@ -68,9 +70,11 @@ class FileStore:
         with directory_for(self._root / owner / file_id) as directory:
             with full_disk_as_error(), open(directory / "content", "wb") as kept:
                 shutil.copyfileobj(content, kept)
-            check_document(directory / "content", shown)
+            warnings = check_document(directory / "content", shown)
             size = (directory / "content").stat().st_size
-            record = FileRecord(id=file_id, name=shown, size=size, created=time.time(), purpose=purpose[:64])
+            record = FileRecord(
+                id=file_id, name=shown, size=size, created=time.time(), purpose=purpose[:64], warnings=warnings
+            )
             with full_disk_as_error():
                 write_whole(directory / "file.json", record.model_dump_json())
         return record
@@ -128,12 +132,12 @@ def shown_name(name: str) -> str:
     return printable.replace("\\", "/").rstrip("/").rpartition("/")[2][-200:] or "document"
 
 
-def check_document(path: Path, name: str) -> None:
-    """ApiError 400 for a file that is no readable text."""
+def check_document(path: Path, name: str) -> tuple[str, ...]:
+    """What could not be read of a file; ApiError 400 for one that is no readable text."""
     with open(path, "rb") as raw:
         if raw.read(2) == b"\x1f\x8b":  # a small packed file may hold terabytes
             raise ApiError(400, f"{name} is packed: unpack it before you send it")
     try:
-        inspected(path, name)
+        return inspected(path, name).notes
     except ValueError as error:
         raise ApiError(400, str(error)) from None

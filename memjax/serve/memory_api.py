@@ -18,6 +18,7 @@ from memjax.serve.memory_store import RunRecord
 from memjax.serve.replies import ignored_headers
 from memjax.serve.schemas import MAX_FILES, AppendRequest, MemoryRequest
 from memjax.serve.streaming import COMMENT, EventStream, sse, unless_gone
+from memjax.serve.uploads import look_into
 
 _FORM = {"file": {"type": "string", "format": "binary"}, "question": {"type": "string"}}
 _BODIES: dict[str, Any] = {
@@ -129,12 +130,14 @@ async def _memory_request(request: Request, memory: MemoryService) -> tuple[Memo
             return MemoryRequest.model_validate(await json_body(request)), []
         memory.service.refuse_unless_ready()
         async with request.form(max_files=MAX_FILES, max_fields=100) as form:
-            return await _from_form(form, request.state.owner, memory)
+            return await _from_form(form, request, memory)
     except ValidationError as error:
         raise invalid(error.errors()[0]) from None
 
 
-async def _from_form(form: FormData, owner: str, memory: MemoryService) -> tuple[MemoryRequest, list[str]]:
+async def _from_form(form: FormData, request: Request, memory: MemoryService) -> tuple[MemoryRequest, list[str]]:
+    owner = request.state.owner
+
     def texts(name: str) -> list[str]:
         return [value for value in form.getlist(name) if isinstance(value, str)]
 
@@ -145,7 +148,7 @@ async def _from_form(form: FormData, owner: str, memory: MemoryService) -> tuple
     brought: list[str] = []
     try:
         for file in uploads:
-            brought.append(await asyncio.to_thread(memory.bring, owner, file.filename or "document", file.file))
+            brought.append(await look_into(request, memory.bring, owner, file.filename or "document", file.file))
     except BaseException:
         memory.drop(owner, brought)
         raise

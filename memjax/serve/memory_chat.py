@@ -16,6 +16,7 @@ from memjax.serve.memory_service import MemoryService
 from memjax.serve.memory_store import RunRecord
 from memjax.serve.replies import ignored_headers
 from memjax.serve.schemas import MAX_FILES, ChatRequest, MemoryRequest
+from memjax.serve.service import CHARACTERS, off_loop
 from memjax.serve.streaming import COMMENT, DONE, EventStream, sse, unless_gone
 
 
@@ -27,13 +28,14 @@ class MemoryChat:
         self.name = memory.name
         self._forgetting: set[asyncio.Task[None]] = set()  # nobody else holds these tasks
 
-    def is_needed(self, body: ChatRequest) -> bool:
+    async def is_needed(self, body: ChatRequest) -> bool:
         """Whether a file is attached, or the messages do not fit the window beside a reply."""
         text, files = _contents(body)
         limit = body.max_completion_tokens or body.max_tokens or 1
         service = self._memory.service
-        longest = service.window * 16  # characters; no token of ours is that long on average
-        return bool(files) or len(text) > longest or service.tokenizer.count(text) + limit + 64 > service.window
+        if files or len(text) > service.window * CHARACTERS:
+            return True
+        return await off_loop(len(text), service.tokenizer.count, text) + limit + 64 > service.window
 
     async def answer(self, body: ChatRequest, request: Request) -> Response:
         """Read, and answer as a chat completion. The run ends with the request."""

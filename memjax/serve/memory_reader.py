@@ -11,11 +11,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from memjax.data.parsing import ended_with_block
 from memjax.episodes.acting import EnvironmentFailure
 from memjax.episodes.feed import Feed
 from memjax.episodes.journal import EpisodeJournal, Journal, JournalError, Line
@@ -54,6 +56,7 @@ class MemoryReader:
         self._closing = False
         self._journals: set[EpisodeJournal] = set()  # of the episodes under way
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(max_runs + 8, "memjax-reader"))  # none waits for another
         self._thread = threading.Thread(target=self._loop.run_forever, name="memjax-reader", daemon=True)
         self._thread.start()
 
@@ -66,7 +69,9 @@ class MemoryReader:
             if len(all_owners) >= self._max_runs:
                 most = f"{self._max_runs} documents are being read, which is the most (max_runs)"
             elif all_owners.count(owner) >= self._max_runs_per_owner:
-                most = f"{self._max_runs_per_owner} documents of this key are being read, the most (max_runs_per_key)"
+                most = (
+                    f"{self._max_runs_per_owner} documents of this key are being read, which is its share (max_share)"
+                )
             if most:
                 raise ApiError(429, f"{most}: wait until one is done, or stop one", headers={"Retry-After": "30"})
             self._places.append(owner)
@@ -199,9 +204,10 @@ class MemoryReader:
     async def _run(self, record: RunRecord) -> None:
         status = 503
         try:
-            while record.status == "reading":
-                await self._drive(record)
-                record = self.store.update(record, partial(_done_if_read, documents=record.documents), hold=True)
+            with ended_with_block():  # a parser that is busy with a document of this run
+                while record.status == "reading":
+                    await self._drive(record)
+                    record = self.store.update(record, partial(_done_if_read, documents=record.documents), hold=True)
             return
         except AgentError as error:  # whose place is nothing for a client
             log.exception("run %s failed in its agent", record.id)
@@ -225,6 +231,8 @@ class MemoryReader:
         """Work all questions side by side; raises what failed one of them, once the others are done."""
         tokenizer = self._client.tokenizer
         documents = await asyncio.to_thread(self.store.documents, record)
+        if documents.notes != record.warnings:
+            self.store.update(record, lambda now: now.model_copy(update={"warnings": documents.notes}), hold=True)
         feed = Feed(documents, tokenizer, len(record.questions))
 
         async def answer(episode: str, question: str) -> Trajectory:

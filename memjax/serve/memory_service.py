@@ -124,6 +124,7 @@ class MemoryService:
             **record.model_dump(include={"model", "created", "updated"}),
             "error": error,
             "documents": list(record.documents),
+            "warnings": list(record.warnings),
             "questions": list(record.questions),
             "settings": settings if record.questions else {},  # of a damaged record nothing is known
             **outcome.view(record.questions, done=record.status == "done"),

@@ -54,6 +54,7 @@ class RunRecord(BaseModel):
     questions: tuple[str, ...]
     documents: tuple[str, ...]  # their names
     sizes: tuple[int, ...] = ()  # of each document, in bytes
+    warnings: tuple[str, ...] = ()  # of parts of them that could not be read
     agent: AnyAgent
     sampling: SamplingParams
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memjax.episodes.journal import Line, read_lines
-from memjax.rewards.answers import extract_answer
+from memjax.rewards.answers import extract_answer, without_thinking
 from memjax.rollout.identity import ModelIdentity
 
 log = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ class Drive:
             "question": question,
             "chunks": len(read),
             "tokens": max((call["chunk"]["start"] + call["chunk"]["tokens"] for call in read), default=0),
-            "memory": next((text for text in reversed(written) if text.strip()), ""),
+            "memory": next((said for text in reversed(written) if (said := without_thinking(text)).strip()), ""),
             "reply": reply,
-            "answer": None if reply is None else extract_answer(reply),
+            "answer": None if reply is None else extract_answer(without_thinking(reply)),
         }
 
 

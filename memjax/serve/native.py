@@ -10,14 +10,17 @@ from fastapi.responses import JSONResponse
 
 from memjax.rollout.scheduler import TokenEvent
 from memjax.serve.bodies import JsonRoute
-from memjax.serve.chat import rendered
+from memjax.serve.chat import rendered_off_loop
 from memjax.serve.errors import ApiError
 from memjax.serve.replies import generation_for, ignored_headers, sampled_ids, usage
 from memjax.serve.schemas import GenerateRequest, TokenizeRequest
-from memjax.serve.service import Generation, ModelService
+from memjax.serve.service import Generation, ModelService, off_loop
 from memjax.serve.streaming import DONE, sse, started, unless_gone
 from memjax.serve.tool_chat import definitions
 from memjax.trajectory import Completion
+
+_LONGEST = 1 << 20  # characters of /tokenize
+_PIECE = 1 << 14
 
 
 def native_routes(service: ModelService) -> APIRouter:
@@ -31,7 +34,7 @@ def native_routes(service: ModelService) -> APIRouter:
         note = lambda event: versions.setdefault(event.sample, []).append(event.weights_version)  # noqa: E731
         listener = None if body.stream else note
         generation = generation_for(
-            service, body.token_ids, body, body.max_tokens, shared=body.shared, listener=listener
+            service, request, body.token_ids, body, body.max_tokens, shared=body.shared, listener=listener
         )
         headers = ignored_headers(body)
         if body.stream:
@@ -49,14 +52,21 @@ def native_routes(service: ModelService) -> APIRouter:
         """The ids of a text, or of messages in the chat template with room for the reply."""
         if (body.text is None) == (body.messages is None):
             raise ApiError(400, "tokenize takes either text or messages")
-        ids = (
-            service.tokenizer.encode(body.text)
-            if body.text is not None
-            else rendered(body.messages or (), service, definitions(body.tools or ()))[0]
-        )
+        if body.text is None:
+            ids, _ = await rendered_off_loop(body.messages or (), service, definitions(body.tools or ()))
+        elif len(body.text) > _LONGEST:
+            raise ApiError(400, f"the text has {len(body.text)} characters, {_LONGEST} are the most: send it in parts")
+        else:
+            ids = await off_loop(len(body.text), _encoded, body.text, service)
         return JSONResponse({"token_ids": ids, "count": len(ids), "window": service.window})
 
     return router
+
+
+def _encoded(text: str, service: ModelService) -> list[int]:
+    """The ids of a text, piece by piece, so that other threads run in between."""
+    pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+    return list(service.tokenizer.encode_stream(pieces))
 
 
 async def token_events(generation: Generation) -> AsyncIterator[bytes]:

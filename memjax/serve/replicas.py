@@ -23,7 +23,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from memjax.rollout.client import ClientError, Prompt
-from memjax.rollout.scheduler import Counters, OnToken, TokenEvent
+from memjax.rollout.scheduler import ANYONE, Caller, Counters, OnToken, TokenEvent
 from memjax.serve.backend import load_client
 from memjax.serve.settings import ServeSettings
 from memjax.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ class Replica:
         await self._client.load_weights(directory, version)
 
     async def generate(
-        self, ids: Sequence[int], params: SamplingParams, shared: int
+        self, ids: Sequence[int], params: SamplingParams, shared: int, caller: Caller
     ) -> AsyncIterator[list[TokenEvent] | list[Completion]]:
         """The tokens of a prompt as they come, all that there are at a time, and at last its completions."""
         loop = asyncio.get_running_loop()
@@ -93,7 +93,7 @@ class Replica:
             events.append(event)
             loop.call_soon_threadsafe(arrived.set)
 
-        future: Future[list[Completion]] = self._client.submit(ids, params, shared=shared, on_token=take)
+        future: Future[list[Completion]] = self._client.submit(ids, params, shared=shared, on_token=take, caller=caller)
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(arrived.set))
         try:
             while not future.done():
@@ -193,18 +193,24 @@ class ReplicaPool:
         self._call(self._warm_up()).result()
 
     def submit(
-        self, ids: Sequence[int], params: SamplingParams, *, shared: int = 0, on_token: OnToken | None = None
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        shared: int = 0,
+        on_token: OnToken | None = None,
+        caller: Caller = ANYONE,
     ) -> Future[list[Completion]]:
         """Queue a prompt. What cannot fit is told by the future."""
         params = replace(params, seed=secrets.randbits(32) if params.seed is None else params.seed)
-        return self._call(self._complete(_Request(list(ids), params, shared, on_token)))
+        return self._call(self._complete(_Request(list(ids), params, shared, on_token, caller)))
 
     async def complete(
-        self, prompt: Prompt, params: SamplingParams, on_token: OnToken | None = None
+        self, prompt: Prompt, params: SamplingParams, on_token: OnToken | None = None, caller: Caller = ANYONE
     ) -> list[Completion]:
         """Draw `params.n` completions."""
         rendered = self.tokenizer.render_prompt(prompt)
-        future = self.submit(rendered.ids, params, shared=rendered.shared, on_token=on_token)
+        future = self.submit(rendered.ids, params, shared=rendered.shared, on_token=on_token, caller=caller)
         return await asyncio.wrap_future(future)
 
     async def load_weights(self, directory: Path, version: int | None = None) -> int:
@@ -263,7 +269,7 @@ class ReplicaPool:
 
     async def _draw(self, place: _Place, request: _Request) -> list[Completion]:
         stream = place.actor.generate.options(num_returns="streaming").remote(
-            request.ids, request.params, request.shared
+            request.ids, request.params, request.shared, request.caller
         )
         drawn = _Drawn(request)
         try:
@@ -370,6 +376,7 @@ class _Request:
     params: SamplingParams
     shared: int
     on_token: OnToken | None
+    caller: Caller
     given: dict[int, list[int]] = field(default_factory=dict)  # the ids that the client has, by sample
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from memjax.rollout.scheduler import OnToken, TokenEvent
+from fastapi import Request
+
+from memjax.rollout.scheduler import Caller, OnToken, TokenEvent
 from memjax.serve.errors import ApiError
 from memjax.serve.schemas import Body, SamplingRequest
 from memjax.serve.service import Generation, ModelService
@@ -21,8 +23,14 @@ def check_model(asked: str, *served: str) -> None:
         )
 
 
+def caller_of(request: Request) -> Caller:
+    """Who sent a request."""
+    return Caller(request.state.client, request.state.owner)
+
+
 def generation_for(
     service: ModelService,
+    request: Request,
     ids: Sequence[int],
     body: SamplingRequest,
     limit: int | None,
@@ -40,15 +48,15 @@ def generation_for(
     if room < 1:
         raise ApiError(
             400,
-            f"the prompt has {len(ids)} tokens and leaves no room for a reply in the window of {service.window}: "
-            f"shorten it, or ask the model memory/{service.name}, which reads texts of any length",
+            f"the prompt has {len(ids)} tokens, and this model's maximum context length is {service.window} tokens, "
+            f"the reply included: shorten it, or ask the model memory/{service.name}, which reads texts of any length",
             code="context_length_exceeded",
         )
     try:
         params = body.sampling(limit or room)
     except ValueError as error:
         raise ApiError(400, str(error)) from None
-    return service.start(ids, params, shared=shared, listener=listener)
+    return service.start(ids, params, shared=shared, listener=listener, caller=caller_of(request))
 
 
 def _unheard(_: TokenEvent) -> None:

@@ -16,6 +16,7 @@ from typing import IO
 import uvicorn
 from fastapi import FastAPI
 
+from memjax.data.parsing import EVERYBODY
 from memjax.serve.app import Parts, create_app
 from memjax.serve.backend import load_client
 from memjax.serve.disk import make_private
@@ -106,6 +107,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the runs, whose streams would never end by themselves, then wait for the rest."""
         self._parts.service.draining = True
+        EVERYBODY.kill()
         await asyncio.to_thread(self._parts.reader.end_all)
         await super().shutdown(sockets)
 

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from memjax.rollout.client import ClientError
-from memjax.rollout.scheduler import OnToken, TokenEvent
+from memjax.rollout.scheduler import ANYONE, Caller, OnToken, TokenEvent
 from memjax.serve.backend import Backend
 from memjax.serve.errors import ApiError
 from memjax.serve.metrics import Metrics, Reading
 from memjax.trajectory import Completion, SamplingParams
 
 Result = TypeVar("Result")
+
+CHARACTERS = 16
+"""Of text for each token of a window: no text has as many on average, so what has more is not even tokenised."""
+
+_IN_A_THREAD = 4096  # characters from which tokenising would be felt by other clients
+
+
+async def off_loop(size: int, function: Callable[..., Result], *args: Any) -> Result:
+    """What `function` makes of a text of `size` characters, in a thread where that takes more than a moment."""
+    return await asyncio.to_thread(function, *args) if size > _IN_A_THREAD else function(*args)
 
 
 class Generation:
@@ -24,8 +34,9 @@ class Generation:
     A `listener` is called with every token from the engine's thread; `events` then has none.
     """
 
-    def __init__(self, service: ModelService, listener: OnToken | None):
+    def __init__(self, service: ModelService, listener: OnToken | None, samples: int, owner: str):
         self.future: Future[list[Completion]]
+        self.samples, self.owner = samples, owner
         self._service, self._listener = service, listener
         self._loop = asyncio.get_running_loop()
         self._started = time.monotonic()
@@ -97,13 +108,23 @@ class Generation:
 class ModelService:
     """A model behind an admission limit. `ready` and `draining` are set by whoever runs the server."""
 
-    def __init__(self, client: Backend, metrics: Metrics, *, name: str, max_queue: int, request_timeout: float):
+    def __init__(
+        self,
+        client: Backend,
+        metrics: Metrics,
+        *,
+        name: str,
+        max_queue: int,
+        request_timeout: float,
+        max_share: float = 1.0,
+    ):
         self.client, self.metrics, self.name = client, metrics, name
         self.tokenizer, self.window = client.tokenizer, client.window
         self.request_timeout = request_timeout
         self.ready = False
         self.draining = False
-        self._most = client.slots + max_queue
+        self._most = client.slots + max_queue  # samples
+        self._share = max(1, int(self._most * max_share))  # and of one key
         self._open: set[Generation] = set()
         self._mean_seconds = 1.0
         metrics.watch(self._readings())
@@ -115,17 +136,23 @@ class ModelService:
 
     @property
     def under_way(self) -> int:
-        """Requests that are waiting or running."""
-        return len(self._open)
+        """Samples that are waiting or running."""
+        return sum(generation.samples for generation in self._open)
 
     def start(
-        self, ids: Sequence[int], params: SamplingParams, *, shared: int = 0, listener: OnToken | None = None
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        shared: int = 0,
+        listener: OnToken | None = None,
+        caller: Caller = ANYONE,
     ) -> Generation:
         """Begin a generation, or refuse it with an ApiError: 400 for what cannot be run, 429 and 503 for now."""
-        self._admit()
-        generation = Generation(self, listener)
+        self.admit(params.n, caller.owner)
+        generation = Generation(self, listener, params.n, caller.owner)
         try:
-            future = self.client.submit(ids, params, shared=shared, on_token=generation.on_token)
+            future = self.client.submit(ids, params, shared=shared, on_token=generation.on_token, caller=caller)
         except ValueError as error:
             self.metrics.requests.labels("invalid").inc()
             raise ApiError(400, str(error)) from None
@@ -143,6 +170,16 @@ class ModelService:
         if not self.ready:
             raise ApiError(503, "the server is warming up: ask again in a moment", headers={"Retry-After": "5"})
 
+    def refuse_longer(self, characters: int) -> None:
+        """ApiError 400, before it is tokenised, for a text that cannot fit the window whatever it says."""
+        if characters > self.window * CHARACTERS:
+            raise ApiError(
+                400,
+                f"the text has {characters} characters: this model's maximum context length is {self.window} tokens; "
+                f"shorten it, or ask the model memory/{self.name}, which reads texts of any length",
+                code="context_length_exceeded",
+            )
+
     def closed(self, generation: Generation, outcome: str, seconds: float) -> None:
         """A generation ended, one way or the other."""
         if generation not in self._open:
@@ -153,17 +190,24 @@ class ModelService:
             self.metrics.request.observe(seconds)
             self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
-    def _admit(self) -> None:
+    def admit(self, samples: int, owner: str) -> None:
+        """ApiError 429 where so many samples more are too many for now, 400 where they always would be."""
         self.refuse_unless_ready()
-        if len(self._open) < self._most:
-            return
+        if samples > self._share:
+            raise ApiError(
+                400, f"the request asks for {samples} replies, {self._share} are the most: ask for fewer", param="n"
+            )
+        own = sum(generation.samples for generation in self._open if generation.owner == owner)
+        if own + samples > self._share:
+            self._refuse(f"{own} replies for this key are waiting or running, and {self._share} are the most")
+        if self.under_way + samples > self._most:
+            self._refuse(f"{self.under_way} replies are waiting or running, and {self._most} are the most")
+
+    def _refuse(self, why: str) -> NoReturn:
         self.metrics.requests.labels("rejected").inc()
         wait = min(60, max(1, round(self._mean_seconds * self._most / self.client.slots / 2)))
         raise ApiError(
-            429,
-            f"{self._most} requests are waiting or running, which is the most: ask again in {wait} s",
-            code="rate_limit_exceeded",
-            headers={"Retry-After": str(wait)},
+            429, f"{why}: ask again in {wait} s", code="rate_limit_exceeded", headers={"Retry-After": str(wait)}
         )
 
     def _readings(self) -> list[Reading]:
@@ -171,8 +215,8 @@ class ModelService:
         return [
             Reading("memjax_slots", "Slots of the engine.", lambda: client.slots),
             Reading("memjax_slots_used", "Slots that decode.", lambda: client.running),
-            Reading("memjax_requests_open", "Requests waiting or running.", lambda: len(self._open)),
-            Reading("memjax_queue", "Requests beyond the slots.", self._queue),
+            Reading("memjax_requests_open", "Replies waiting or running.", lambda: self.under_way),
+            Reading("memjax_queue", "Replies beyond the slots.", self._queue),
             self._counted("memjax_prompt_tokens", "Prompt tokens prefilled.", "prefilled_tokens"),
             self._counted("memjax_cached_tokens", "Prompt tokens shared.", "cached_tokens"),
             self._counted("memjax_output_tokens", "Tokens drawn.", "useful_slot_steps"),
@@ -186,4 +230,4 @@ class ModelService:
         return Reading(name, text, lambda: getattr(self.client.counters, counter), counts=True)
 
     def _queue(self) -> int:
-        return max(0, len(self._open) - self.client.slots)
+        return max(0, self.under_way - self.client.slots)

@@ -39,9 +39,9 @@ class ServeSettings(BaseModel):
     max_length: int | None = Field(None, ge=16)  # tokens of a prompt and its reply
     tensor: int = Field(1, ge=1)  # devices that one model is spread over
     replicas: int = Field(1, ge=1)  # models side by side, each on devices of its own; above 1 they run under Ray
-    max_queue: int = Field(256, ge=0)  # requests that may wait for a slot; more are refused with 429
+    max_queue: int = Field(256, ge=0)  # replies that may wait for a slot; more are refused with 429
     max_runs: int = Field(64, ge=1)  # documents that are read at the same time
-    max_runs_per_key: int | None = Field(None, ge=1)  # of these, of one API key; None: half, at least 1
+    max_share: float = Field(0.5, gt=0, le=1)  # of slots and queue, and of documents, that one of several keys may hold
     max_body: int = Field(64 << 20, ge=1024)  # bytes of a request, uploads included
     request_timeout: float = Field(600.0, gt=0)  # seconds from a request's arrival to its last token
     body_timeout: float = Field(20.0, gt=0)  # seconds for a request's head, and for its body beside 10 kB per second

@@ -42,7 +42,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})
 def run(
     config: Annotated[Path, typer.Option(help="YAML file of the run.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Go over the file.")] = None,
@@ -57,6 +57,7 @@ def run(
 
     memjax train run --config configs/train/tiny.yaml steps=200
     """
+    _refuse_options(overrides or [])
     settings = _settings(config, overrides)  # before the seconds that jax takes to load
 
     import jax
@@ -117,6 +118,9 @@ def export(
 
     memjax train export runs/tiny models/tiny
     """
+    if not (directory / "config.json").exists():  # said before the seconds that jax takes to load
+        _stop(f"{directory} holds no run: give the directory that the run has as `out`", USAGE)
+
     from memjax.train.loop import export as write_model
 
     try:
@@ -209,6 +213,15 @@ def keys(
         for key in found:
             typer.echo(f"{key.name}: {key.type}" + (f" [{key.default}]" if key.default else ""))
             typer.echo(f"    {key.meaning}")
+
+
+def _refuse_options(words: list[str]) -> None:
+    """Say how a setting is written to who writes it as other tools have it."""
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        if word.startswith("-"):
+            key, given, value = word.lstrip("-").partition("=")
+            setting = f"{key.replace('-', '_')}={value if given else after or 'VALUE'}"
+            _stop(f"there is no option {word}: settings of a run are KEY=VALUE, here {setting}", USAGE)
 
 
 def _settings(config: Path, overrides: list[str] | None) -> TrainConfig:

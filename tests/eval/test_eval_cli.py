@@ -318,3 +318,31 @@ def test_a_metric_that_cannot_be_used_is_refused_before_a_model_is_opened(tmp_pa
         write_tasks("tasks.jsonl", [Task("a", "?", "text", ("b",), metric)])
         done = invoke("file", "--data", "tasks=tasks.jsonl", "--model", "absent", "--out", "out")
         assert (done.exit_code, message in done.output) == (2, True), done.output
+
+
+@pytest.mark.parametrize("silence", ["", "<think>I go on and on"])
+def test_replies_that_say_nothing_are_counted_and_smoke_does_not_call_them_working(tmp_path, silence):
+    with serving(lambda prompt, params: silence if "section" in prompt else "\\boxed{7}") as service:
+        ended = invoke("smoke", "--url", service.url, "--out", tmp_path / "silent")
+    assert ended.exit_code == 1, ended.output
+    assert "not everything works: 16 of 24 replies said nothing" in ended.stderr
+    assert "everything works: all" not in ended.stderr
+    with serving(lambda prompt, params: "\\boxed{7}") as service:
+        works = invoke("smoke", "--url", service.url, "--out", tmp_path / "says")
+    assert (works.exit_code, "everything works: all 8" in works.stderr) == (0, True)
+
+
+def test_halves_of_characters_in_a_task_file_are_read_as_text(tmp_path):
+    row = {
+        "id": "a",
+        "question": "Who \ud83d kept?",
+        "context": "The \ud83d key.",
+        "answers": ["a \ud83d"],
+        "metric": "em",
+    }
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row) + "\n")
+    with serving(lambda prompt, params: "\\boxed{a \ufffd}") as service:
+        ended = invoke(*of_file(tmp_path / "tasks.jsonl", service.url, tmp_path / "out"))
+    assert ended.exit_code == 0, ended.output
+    assert "Who \ufffd kept?" in service.prompts[0]
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["results"]["file"]["score"] == 1

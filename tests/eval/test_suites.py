@@ -3,10 +3,11 @@ from pathlib import Path
 import pytest
 
 from memjax.agents.registry import AGENTS
+from memjax.data.lengths import parse_length
 from memjax.eval.config import EvalConfig
 from memjax.eval.session import conversation_tokens, open_evaluator
 from memjax.eval.suites import SUITES
-from memjax.eval.tasks import TaskMaker, cells_of, tokens_of
+from memjax.eval.tasks import TaskMaker, cells_of
 from memjax.rollout.connect import Service
 from memjax.rollout.fake import ByteTokenizer
 
@@ -14,17 +15,16 @@ HOTPOTQA = Path(__file__).parents[1] / "data" / "multihop" / "hotpotqa_40.json.g
 
 
 @pytest.mark.parametrize(
-    ("label", "kilo", "tokens"),
-    [("7k", 1000, 7000), ("3.5M", 1000, 3_500_000), ("8k", 1024, 8192), ("1m", 1024, 1 << 20), ("900", 1024, 900)],
+    ("label", "tokens"), [("7k", 7168), ("3.5M", 3_670_016), ("8k", 8192), ("1m", 1 << 20), ("900", 900)]
 )
-def test_lengths_mean_what_the_suite_says(label, kilo, tokens):
-    assert tokens_of(label, kilo) == tokens
+def test_k_means_1024_in_every_suite(label, tokens):
+    assert parse_length(label) == tokens
 
 
 @pytest.mark.parametrize("label", ["", "k", "-1k", "7kk", "0"])
 def test_a_length_that_is_none_is_refused(label):
     with pytest.raises(ValueError, match="a length is a number of tokens"):
-        tokens_of(label, 1000)
+        parse_length(label)
 
 
 def test_published_rows_name_lengths_of_their_suite_and_a_source():
@@ -56,7 +56,7 @@ def test_every_length_asks_the_same_questions_in_contexts_of_that_length(tmp_pat
     assert [job.cell for job in jobs] == ["ruler-hotpotqa_20k"] * 3 + ["ruler-hotpotqa_40k"] * 3
     assert [job.task.id for job in jobs[:3]] == [job.task.id for job in jobs[3:]]
     for job in jobs:
-        tokens = int(job.cell.removeprefix("ruler-hotpotqa_").removesuffix("k")) * 1000
+        tokens = int(job.cell.removeprefix("ruler-hotpotqa_").removesuffix("k")) * 1024
         text = "".join(job.task.context.pieces())
         assert 0.99 * tokens <= len(text.encode()) + len(job.task.question.encode()) <= tokens
     more = TaskMaker(config.model_copy(update={"samples": 5}), ByteTokenizer(), tmp_path)

@@ -57,6 +57,7 @@ def test_the_rest_of_the_line_after_the_phrase_is_the_answer(text, answer):
     ("text", "answer"),
     [
         (r"<think>\boxed{draft}</think>The answer is Paris.", "Paris"),
+        (r"<think>\boxed{draft} and on", ""),  # cut while thinking
         (r"The answer is A. \boxed{B}", "B"),
         ("The answer is in <answer>B</answer>", "B"),
         ("  Paris \n", "Paris"),

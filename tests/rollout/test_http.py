@@ -7,6 +7,7 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 
 from memjax.rollout.client import ClientError, Message, Prompt, ToolCall
@@ -172,6 +173,9 @@ async def test_retry_after_is_honoured_up_to_a_bound():
     assert time.monotonic() - started >= 0.3
     with serving(said(429, retry_after="Wed, 21 Oct 2015 07:28:00 GMT"), chat("hi")) as service:
         await complete(service)  # a date that is past asks for no wait
+    for odd in ("nan", "inf", "soon", "Wed, 21 Oct 99999 07:28:00 GMT"):
+        with serving(said(429, retry_after=odd), chat("hi")) as service:
+            assert (await complete(service))[0].text == "hi"
 
 
 FINAL = [
@@ -239,6 +243,112 @@ async def test_a_filtered_reply_is_an_error_and_an_absent_one_is_empty():
         assert (await complete(service))[0].text == ""
 
 
+def ended(text="Good.", usage=None, error=None, **choice):
+    message = text if isinstance(text, dict) else {"role": "assistant", "content": text}
+    body = {"choices": [{"message": message, "finish_reason": "stop"} | choice], "usage": usage, "error": error}
+    return 200, JSON, json.dumps(body).encode()
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "STOP", "", None])
+async def test_a_reply_that_came_to_its_end_counts(reason):
+    with serving(ended(finish_reason=reason)) as service:
+        (completion,) = await complete(service)
+    assert (completion.text, completion.finish_reason) == ("Good.", "length" if reason == "length" else "stop")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (ended("The gard", finish_reason="abort"), "ended a reply with finish_reason 'abort'"),
+        (ended("The gard", finish_reason=["stop"]), "ended a reply with finish_reason"),
+        (
+            ended("The gard", error={"message": "overloaded", "code": 502}),
+            "answered with an error; it said: overloaded",
+        ),
+        (ended("The gard", error="overloaded"), "answered with an error; it said: overloaded"),
+        (ended("The gard", finish_reason="error", error={}), "finish_reason 'error'"),
+        (ended("The gard", **{"finish_reason": "stop", "index": 0}, error={"message": "half \ud83d"}), "half \ufffd"),
+    ],
+)
+async def test_what_failed_behind_a_200_is_tried_again_and_then_told(answer, message):
+    with serving(answer) as service, pytest.raises(ClientError, match=rf"{message}.*tried 3 times"):
+        await complete(service)
+    assert len(service.requests) == 3
+    with serving(answer, chat("whole")) as service:
+        assert (await complete(service))[0].text == "whole"
+
+
+async def test_an_error_behind_a_200_that_will_not_pass_is_told_at_once():
+    broke = ended(error={"message": "Insufficient balance", "code": 402})
+    with serving(broke) as service, pytest.raises(ClientError, match="Insufficient balance"):
+        await complete(service)
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "finish", "why"),
+    [
+        (ended({"content": None, "refusal": "I cannot"}), "error", "the model refused to reply: I cannot"),
+        (ended({"content": None, "refusal": "n\ud83do"}), "error", "the model refused to reply: n\ufffdo"),
+        (
+            ended({"content": None, "reasoning_content": "hmm"}, finish_reason="length"),
+            "length",
+            "3 characters of think",
+        ),
+        (
+            ended("", {"completion_tokens_details": {"reasoning_tokens": 64}}, finish_reason="length"),
+            "length",
+            "finish_reason length after 64 tokens of thinking",
+        ),
+        (ended(" "), "stop", "finish_reason stop"),
+    ],
+)
+async def test_a_reply_without_text_says_why(answer, finish, why):
+    with serving(answer) as service:
+        (completion,) = await complete(service)
+    assert completion.finish_reason == finish
+    assert why in completion.error
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [None, [], "x", {"completion_tokens": float("nan")}, {"prompt_tokens": float("inf")}, {"prompt_tokens": "5"},
+     {"prompt_tokens": None, "completion_tokens": -1}, {"prompt_tokens_details": [1], "completion_tokens_details": 1}],
+)  # fmt: skip
+async def test_a_count_that_is_none_costs_no_reply(usage):
+    with serving(ended(usage=usage)) as service:
+        (completion,) = await complete(service)
+    assert (completion.text, completion.prompt_tokens, completion.completion_tokens) == ("Good.", 0, 0)
+
+
+async def test_halves_of_characters_and_parts_are_read_as_text():
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a \ud83d b"}]
+    for content in ("a \ud83d b", parts):
+        with serving(ended(content)) as service:
+            assert (await complete(service))[0].text == "a \ufffd b"
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "seed"])
+async def test_a_parameter_that_is_refused_is_left_out_once_and_told(name):
+    told = []
+    with serving(said(400, f"Unsupported parameter: {name}"), chat("hi")) as service:
+        client = HttpClient("m", ByteTokenizer(), url=service.url, api_key=KEY, on_retry=told.append)
+        params = SamplingParams(max_tokens=7, temperature=0.5, top_p=0.9, seed=3)
+        for _ in range(2):
+            assert (await client.complete(HELLO, params))[0].text == "hi"
+        await client.close()
+    assert [name in body for _, _, body in service.requests] == [True, False, False]
+    assert len(told) == 1
+    assert f"refuses {name}=" in told[0]
+
+
+async def test_a_stream_that_was_not_asked_for_is_told_at_once():
+    events = 200, {"content-type": "text/event-stream"}, b'data: {"choices": []}\n\ndata: [DONE]\n\n'
+    with serving(events) as service, pytest.raises(ClientError, match="stream of events"):
+        await complete(service)
+    assert len(service.requests) == 1
+
+
 async def test_a_model_that_wants_the_other_token_limit_gets_it():
     refusal = said(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
     with serving(refusal, chat("hi")) as service:
@@ -277,6 +387,13 @@ def test_a_service_that_does_not_list_its_models_serves_none_known():
     with serving(chat("hi")) as service:  # it answers GET with 501
         assert served_models(service.url, "") == {}
     assert served_models(service.url, "") == {}
+
+
+@pytest.mark.parametrize("window", [None, "4096", -1, 0, float("nan"), [4096]])
+def test_a_window_that_is_none_is_not_known(monkeypatch, window):
+    listed = json.dumps({"data": [{"id": "m", "max_model_len": window}]})
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: httpx.Response(200, text=listed))
+    assert served_models("http://localhost/v1", "") == {"m": None}
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -335,6 +452,6 @@ async def test_calls_that_come_back_apart_are_in_the_text(content, text):
     body = 200, {"content-type": "application/json"}, json.dumps({"choices": [answer]}).encode()
     with serving(body) as service:
         client = HttpClient("m", ByteTokenizer(), url=service.url)
-        (completion,) = await client.complete(HELLO, SamplingParams())
+        (completion,) = await client.complete(Prompt(HELLO.messages, tools=(TOOL,)), SamplingParams())
         await client.close()
     assert (completion.text, completion.finish_reason) == (text, "stop")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from memjax.rollout.client import ClientError
-from memjax.rollout.scheduler import PrefixStore, Scheduler
+from memjax.rollout.scheduler import Caller, PrefixStore, Scheduler
 from memjax.trajectory import SamplingParams
 from tests.rollout.test_reply import END, Bytes
 
@@ -321,16 +322,46 @@ def test_a_batch_that_cannot_be_prefilled_fails_its_own_requests(start):
     assert texts(scheduler.submit(ids("abc"), params())) == ["ABC0"]
 
 
+def test_callers_take_turns_sample_by_sample_and_one_alone_goes_in_order(start):
+    engine = FakeEngine(slots=1, gate=threading.Semaphore(0))
+    scheduler, order = start(engine), []
+    first = scheduler.submit(ids("x"), params(), caller=Caller("flood"))
+    while not engine.entered:
+        time.sleep(0.001)
+
+    def ask(name: str, text: str, n: int):
+        note = lambda event: order.append(text) if event.finish_reason else None  # noqa: E731
+        return scheduler.submit(ids(text), params(n=n), caller=Caller(name), on_token=note)
+
+    futures = [ask("flood", "a", 6), ask("flood", "b", 6), ask("other", "c", 1), ask("third", "d", 2)]
+    engine.gate.release(10_000)
+    for future in [first, *futures]:
+        future.result(WAIT)
+    assert order.index("c") <= 3, order  # of 15: the flood of another caller is not waited for
+    assert max(i for i, text in enumerate(order) if text == "d") <= 6, order
+    assert [text for text in order if text in "ab"] == ["a"] * 6 + ["b"] * 6
+
+
+def test_what_is_kept_of_a_prompt_is_not_told_to_another_owner(start):
+    scheduler = start(FakeEngine())
+
+    def cached(owner: str) -> int:
+        future = scheduler.submit(ids("hello"), params(), caller=Caller("any", owner))
+        return future.result(WAIT)[0].cached_tokens
+
+    assert [cached("alice"), cached("bob"), cached("alice"), cached("bob")] == [0, 0, 5, 5]
+
+
 def test_prefixes_longest_unused_give_way():
     store = PrefixStore(10)
     prefixes = {text: FakePrefix(tuple(ids(text)), 0) for text in ("aaaa", "bbbb", "cccc", "d" * 11)}
-    put = lambda text: store.put(np.asarray(ids(text), np.int32), prefixes[text])  # noqa: E731
-    get = lambda text: store.get(0, np.asarray(ids(text), np.int32))  # noqa: E731
+    put = lambda text: store.put("", np.asarray(ids(text), np.int32), prefixes[text])  # noqa: E731
+    get = lambda text: store.get("", 0, np.asarray(ids(text), np.int32))  # noqa: E731
     put("aaaa"), put("bbbb")
     assert get("aaaa") is prefixes["aaaa"]
     put("cccc"), put("d" * 11)
     assert [get("aaaa"), get("bbbb"), get("cccc"), get("d" * 11)] == [prefixes["aaaa"], None, prefixes["cccc"], None]
-    assert store.get(1, np.asarray(ids("aaaa"), np.int32)) is None
+    assert store.get("", 1, np.asarray(ids("aaaa"), np.int32)) is None
 
 
 def test_a_stop_string_across_tokens_ends_the_text_but_not_the_ids(start):

@@ -127,7 +127,8 @@ def test_a_client_that_sends_slowly_is_let_go(engine, loaded, tmp_path):
     with serving(engine, loaded, tmp_path, body_timeout=0.5) as server:
         host, port = server.url.removeprefix("http://").split(":")
         body = socket.create_connection((host, int(port)))
-        head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        host_line = "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 100"
+        head = f"POST /generate HTTP/1.1\r\n{host_line}\r\n\r\n{{"
         body.sendall(head.encode())
         slow = socket.create_connection((host, int(port)))
         slow.sendall(b"GET /health HTTP/1.1\r\nHost:")

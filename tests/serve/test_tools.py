@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from memjax.rollout.client import Message, Prompt, ToolCall
 from memjax.rollout.http import HttpClient
 from memjax.rollout.reply import GrowingReply
-from memjax.rollout.scheduler import Counters, TokenEvent
+from memjax.rollout.scheduler import ANYONE, Counters, TokenEvent
 from memjax.rollout.tool_calls import parse_tool_calls
 from memjax.serve.settings import ServeSettings
 from memjax.serve.tool_chat import CallReader, SampledCalls, StreamedCalls
@@ -62,7 +62,7 @@ class ScriptedModel:
     async def close(self):
         pass
 
-    def submit(self, ids, params, *, shared=0, on_token=None):
+    def submit(self, ids, params, *, shared=0, on_token=None, caller=ANYONE):
         self.prompts.append(list(ids))
         self.sampled = self.with_control.encode(self.reply, add_special_tokens=False).ids
         drawn = [self._draw(sample, params, on_token) for sample in range(params.n)]
