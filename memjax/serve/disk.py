@@ -132,6 +132,11 @@ def touch(directory: Path) -> None:
         os.utime(directory, (now, now))
 
 
+def kept_since(directory: Path) -> float:
+    """When the oldest file of a directory was written, in seconds since 1970."""
+    return min((last_used(path) for path in directory.glob("*")), default=last_used(directory))
+
+
 def last_used(directory: Path) -> float:
     """When a directory was last used, in seconds since 1970; for ever after where it is gone."""
     try:

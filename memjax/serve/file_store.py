@@ -16,7 +16,7 @@ from memjax.serve.disk import (
     directory_for,
     directory_of,
     full_disk_as_error,
-    last_used,
+    kept_since,
     make_id,
     read_record,
     remove,
@@ -114,8 +114,8 @@ def _read(directory: Path) -> FileRecord:
             raise DamagedError("its content is missing or is not what was uploaded")
     except DamagedError as error:
         told = f"this file is damaged, {error}: delete it and upload it again"
-        found, size = int(min(last_used(directory), time.time())), _size(directory / "content") or 0
-        return FileRecord(id=directory.name, name="", size=size, created=found, damage=told)
+        created, size = min(kept_since(directory), time.time()), _size(directory / "content") or 0
+        return FileRecord(id=directory.name, name="", size=size, created=created, damage=told)
     return record
 
 

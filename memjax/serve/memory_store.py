@@ -20,7 +20,7 @@ from memjax.serve.disk import (
     directory_for,
     directory_of,
     full_disk_as_error,
-    last_used,
+    kept_since,
     make_id,
     read_record,
     remove,
@@ -92,7 +92,9 @@ class RunStore:
             known = self.get(record.owner, record.id)
             if known.status == "damaged":
                 raise ApiError(409, known.error or "")
-            if (changed := change(known)) is known:
+            with full_disk_as_error():
+                changed = change(known)
+            if changed is known:
                 return known
             changed = changed.model_copy(update={"updated": time.time()})
             try:
@@ -148,15 +150,18 @@ class RunStore:
         return Series(tuple(Document((file,)) for file in files))
 
     def _read(self, directory: Path) -> RunRecord:
+        record = None
         try:
             record = read_record(directory / "run.json", RunRecord)
             if (record.owner, record.id) != (directory.parent.name, directory.name) or not record.questions:
+                record = None
                 raise DamagedError("its record is that of another run")
             sizes = tuple(_size(_document_path(directory, number)) for number in range(len(record.documents)))
             if sizes != record.sizes:
                 raise DamagedError("a document of it is missing or is not as it was")
         except DamagedError as error:
-            return _damaged(directory, f"this run is damaged, {error}: delete it and begin it again")
+            told = f"this run is damaged, {error}: delete it and begin it again"
+            return (record or _unknown(directory)).model_copy(update={"status": "damaged", "error": told})
         return self._held.get(record.id, record)
 
     def _write(self, record: RunRecord) -> None:
@@ -179,12 +184,12 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _damaged(directory: Path, error: str) -> RunRecord:
+def _unknown(directory: Path) -> RunRecord:
     """What stands for the record of a run that cannot be read."""
-    seen = min(last_used(directory), time.time())
-    told = {"id": directory.name, "owner": directory.parent.name, "created": seen, "updated": seen, "error": error}
+    since = min(kept_since(directory), time.time())
+    about = {"id": directory.name, "owner": directory.parent.name, "created": since, "updated": since}
     asked = {"model": "", "questions": (), "documents": (), "agent": DEFAULT, "sampling": SamplingParams()}
-    return RunRecord.model_validate(told | asked | {"status": "damaged"})
+    return RunRecord.model_validate(about | asked)
 
 
 def _with_documents(record: RunRecord, directory: Path, documents: Documents) -> RunRecord:

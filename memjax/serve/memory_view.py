@@ -6,6 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -138,7 +139,8 @@ def events_of(journal: Path, after: int) -> list[Event]:
     try:
         with open(journal, "rb") as file:
             found = [event_of(number, line) for number, _, line in read_lines(journal) if number > after]
-            os.fsync(file.fileno())  # what is told must survive a power cut
+            with suppress(OSError):  # of a disk that is full, on which nothing is written any more
+                os.fsync(file.fileno())  # what is told must survive a power cut
     except FileNotFoundError:
         return []
     return [event for event in found if event]

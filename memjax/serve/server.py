@@ -35,17 +35,16 @@ def run_server(settings: ServeSettings, *, keys: Sequence[str] = (), admin_key: 
     logging.getLogger("jax").setLevel(logging.WARNING)  # else it reports every backend that is not there
     # What is wrong with prompts is said before a model is loaded.
     log.info("agent %s with the prompts %s", settings.agent.name, settings.agent.prompt_hash)
-    listening = bind(settings.host, settings.port)
-    host, port = listening.getsockname()[:2]
-    raise_file_limit()
-    held = hold_state(settings.state_dir.expanduser())  # before a model is loaded
-    print(keys_sentence(keys, settings.host), flush=True)
-    print(f"loading {settings.model}", flush=True)
-    client = open_backend(settings)
-    app = create_app(client, settings, keys=keys, admin_key=admin_key)
-    name = app.state.parts.service.name
-    print(f"http://{host}:{port} serves {name}; /ready says when it is warm", flush=True)
-    with held:
+    # So is a port, or a state directory, that another server has.
+    with bind(settings.host, settings.port) as listening, hold_state(settings.state_dir.expanduser()):
+        host, port = listening.getsockname()[:2]
+        raise_file_limit()
+        print(keys_sentence(keys, settings.host), flush=True)
+        print(f"loading {settings.model}", flush=True)
+        client = open_backend(settings)
+        app = create_app(client, settings, keys=keys, admin_key=admin_key)
+        name = app.state.parts.service.name
+        print(f"http://{host}:{port} serves {name}; /ready says when it is warm", flush=True)
         Server(app, settings).run(sockets=[listening])
 
 
