@@ -166,7 +166,7 @@ def _directory_tokenizer(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for name in ("config.json", "generation_config.json"):  # the later one wins, as it does in transformers
         declared = (read_json(path / name) or {}).get("eos_token_id")
         settings["eos_token_id"] = declared if declared is not None else settings.get("eos_token_id")
-    templates = {}  # the first one counts, as in transformers
+    templates: dict[str, Any] = {}  # the first one counts, as in transformers
     if (path / "chat_template.jinja").exists():
         templates["chat_template.jinja"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
     if (path / "chat_template.json").exists():

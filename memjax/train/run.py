@@ -79,7 +79,7 @@ def last_whole(
 
     ValueError, which names all of them, where none can be read.
     """
-    reasons = []
+    reasons: list[str] = []
     for step in reversed(store.steps):
         found, reason = None, "another process cannot read it"
         try:
