@@ -132,7 +132,7 @@ def _messages(file: InputFile, *, only_check: bool) -> Iterator[dict[str, Any]]:
             if "error" in message:
                 raise ValueError(message["error"])
             yield message
-        if process.wait() in (-signal.SIGXCPU, -signal.SIGKILL) and not any(watcher.over for watcher in watchers):
+        if process.wait() == -signal.SIGXCPU:
             raise ValueError(
                 f"{file.name} takes too long to read (more than {seconds} CPU-seconds): is it damaged? Save "
                 "it as plain text"
@@ -146,7 +146,7 @@ def _messages(file: InputFile, *, only_check: bool) -> Iterator[dict[str, Any]]:
 
 
 def _broken_off(file: InputFile) -> ValueError:
-    return ValueError(f"{file.name} was not read to its end: its parser was stopped")
+    return ValueError(f"{file.name} was not read to its end: its parser was stopped; try again, or save it as text")
 
 
 # -- in the process of its own
@@ -158,7 +158,7 @@ def _main(job: dict[str, Any]) -> None:
     file = InputFile(**job | {"path": Path(job["path"]), "notes": ()})
     os.nice(_NICENESS)
     memory = MEMORY + 4 * file.size
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))  # the first is told by a signal of its own
     if sys.platform != "darwin":  # which does not keep it
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:

@@ -18,7 +18,7 @@ from memjax.rollout.connect import LocalModel
 from memjax.serve.backend import Backend
 from memjax.serve.chat import chat_routes
 from memjax.serve.completions import completion_routes
-from memjax.serve.disk import last_used, open_state
+from memjax.serve.disk import last_used, open_state, size_of
 from memjax.serve.errors import install_handlers
 from memjax.serve.file_api import file_routes
 from memjax.serve.file_store import FileStore
@@ -116,7 +116,12 @@ def _make_parts(client: Backend, settings: ServeSettings, keys: Sequence[str]) -
     reader = MemoryReader(runs, client, identity=identity, max_runs=most, max_runs_per_owner=of_one)
     memory = MemoryService(service, files, brought, reader, settings.agent)
     reloader = WeightReloader(service, Path(settings.model), settings.dtype, reader.change_model)
-    metrics.watch([Reading("memjax_memory_runs", "Documents being read.", lambda: len(reader.tasks))])
+    metrics.watch(
+        [
+            Reading("memjax_memory_runs", "Documents being read.", lambda: len(reader.tasks)),
+            Reading("memjax_state_bytes", "Bytes of the state directory.", lambda: size_of(state_dir)),
+        ]
+    )
     grpc = None
     if settings.grpc_port is not None:
         from memjax.serve.jetstream_grpc import GrpcServer  # seconds, and JetStream, which HTTP does without

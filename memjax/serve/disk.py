@@ -159,3 +159,14 @@ def disk_problem(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the server's state directory is full ({error.strerror})"
     return f"the server's state directory cannot be written ({error.strerror or type(error).__name__})"
+
+
+def size_of(directory: Path) -> int:
+    """The bytes of the files below a directory; one that has two names counts once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):  # it was deleted meanwhile
+                stat = os.stat(os.path.join(place, name))
+                sizes[stat.st_dev, stat.st_ino] = stat.st_size
+    return sum(sizes.values())
