@@ -356,7 +356,7 @@ def test_a_run_stopped_on_a_full_disk_is_told_to_be_stopped_here_alone_and_is_wr
             Disk(patch, 0)
             stopped = serving.web.post(f"{RUNS}/{record.id}/stop")
             assert stopped.status_code == 507
-            assert "until the server restarts" in refusal(stopped)
+            assert "but does again after a restart" in refusal(stopped)
             assert serving.run(record.id)["status"] == "stopped"
             assert serving.web.delete(f"{RUNS}/{other.id}").status_code == 200
         assert other.id not in serving.runs()
