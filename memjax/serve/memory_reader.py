@@ -107,7 +107,9 @@ class MemoryReader:
         """Stop a run where it is; it can continue later. ApiError 507 where only this process knows that it stopped."""
         await self._halt(record)
         if self.store.is_held(record):
-            raise ApiError(507, "the server's state directory is full: the run is stopped until the server restarts")
+            raise ApiError(
+                507, "the server's state directory is full: the run reads no more, but does again after a restart"
+            )
 
     async def forget(self, record: RunRecord) -> None:
         """Stop a run and delete what it kept."""

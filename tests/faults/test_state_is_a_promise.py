@@ -150,7 +150,7 @@ def damages(content: bytes) -> Iterator[tuple[str, bytes | None]]:
     dice = random.Random(len(content))
     yield "removed", None
     yield "empty", b""
-    for share in (0.02, 0.3, 0.7, 0.98):
+    for share in (0.3, 0.98):
         yield f"truncated at {share}", content[: int(len(content) * share)]
     yield "garbage", dice.randbytes(200)
     yield "deep", b"[" * 5000
@@ -215,7 +215,7 @@ def test_a_damaged_file_of_the_state_is_told_deletable_and_costs_no_other(kept):
                 assert kept.web.delete(f"{kind}/{owner}").status_code == 200, case
                 assert kept.web.get(f"{kind}/{owner}").status_code == 404, case
                 assert not path.parent.exists(), case
-    assert told > 100
+    assert told > 60
     assert kept.runs() == runs
     assert kept.ask()["status"] == "done"
 
@@ -223,10 +223,11 @@ def test_a_damaged_file_of_the_state_is_told_deletable_and_costs_no_other(kept):
 JUNK = st.sampled_from([None, 1, -1.5, "x", [], {}, [[]], {"x": 1}, True])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_line_of_a_journal_may_be_json_of_any_shape(kept, data):
-    path = next(path for path in kept_files(kept.root) if path.name == "journal.jsonl")
+    done = next(run["id"] for run in kept.runs().values() if run["status"] == "done")
+    path = kept.root / "runs" / "public" / done / "journal.jsonl"
     lines = path.read_bytes().splitlines()
     number = data.draw(st.integers(0, len(lines) - 1))
     line = json.loads(lines[number])
@@ -298,7 +299,7 @@ class Disk:
         return limited
 
 
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
 def test_at_whatever_write_the_disk_is_full_it_is_a_507_and_nothing_else_breaks(tmp_path, monkeypatch, step):
     with served(tmp_path) as serving:
         whole = serving.ask()
@@ -356,7 +357,7 @@ def test_a_run_stopped_on_a_full_disk_is_told_to_be_stopped_here_alone_and_is_wr
             Disk(patch, 0)
             stopped = serving.web.post(f"{RUNS}/{record.id}/stop")
             assert stopped.status_code == 507
-            assert "until the server restarts" in refusal(stopped)
+            assert "but does again after a restart" in refusal(stopped)
             assert serving.run(record.id)["status"] == "stopped"
             assert serving.web.delete(f"{RUNS}/{other.id}").status_code == 200
         assert other.id not in serving.runs()
