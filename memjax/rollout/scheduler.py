@@ -10,6 +10,7 @@ of a request share one prefill and start as slots fall free. No jax.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -507,6 +508,10 @@ class Scheduler:
 
     def _take(self, slot: int, running: _Running, token_id: int, logprob: float, version: int) -> None:
         reply, request = running.reply, running.request
+        if not math.isfinite(logprob):  # no JSON, and nothing that a learner could use
+            message = "the model gave a log-probability that is not finite: its weights or its cache are damaged"
+            self._fail(request, ClientError(message))
+            return
         reply.push(token_id, logprob)
         if request.on_token:
             event = TokenEvent(running.sample, token_id, logprob, reply.take_text(), reply.finish_reason, version)

@@ -73,6 +73,7 @@ class FakeEngine:
         self.max_concurrent_decodes, self.max_length, self.batches = slots, max_length, dict(batches)
         self.weights, self.gate = FakeWeights(), gate
         self.events: list[tuple] = []
+        self.logprob = -0.25
         self.entered = 0  # decode steps, those that still wait for their permit among them
         self.faults: dict[str, int] = {}
         self.versions: list[tuple[int, int]] = []  # of the weights that made a prefix, and of those that go on from it
@@ -135,7 +136,7 @@ class FakeEngine:
         valid = np.zeros(self.max_concurrent_decodes, bool)
         for slot, reply in state.items():
             tokens[slot], valid[slot] = next(reply), True
-        result = SimpleNamespace(tokens=tokens, valid=valid, logprobs=np.full(len(tokens), -0.25))
+        result = SimpleNamespace(tokens=tokens, valid=valid, logprobs=np.full(len(tokens), self.logprob))
         result.convert_to_numpy = lambda: result
         return state, result
 
@@ -340,6 +341,18 @@ def test_callers_take_turns_sample_by_sample_and_one_alone_goes_in_order(start):
     assert order.index("c") <= 3, order  # of 15: the flood of another caller is not waited for
     assert max(i for i, text in enumerate(order) if text == "d") <= 6, order
     assert [text for text in order if text in "ab"] == ["a"] * 6 + ["b"] * 6
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
+def test_a_log_probability_that_is_no_number_fails_its_request(start, value):
+    engine = FakeEngine()
+    scheduler = start(engine)
+    engine.logprob = value
+    with pytest.raises(ClientError, match="not finite"):
+        scheduler.submit(ids("hello"), params()).result(WAIT)
+    engine.logprob = -0.25
+    assert texts(scheduler.submit(ids("hello"), params())) == ["HELLO0"]
+    assert scheduler.running == 0
 
 
 def test_what_is_kept_of_a_prompt_is_not_told_to_another_owner(start):
