@@ -87,7 +87,7 @@ def create_app(
         Gate,
         keys=keys,
         admin_key=admin_key,
-        pages=Pages(open_to_all=not keys, hosts=[settings.host, *settings.allowed_hosts]),
+        pages=Pages(open_to_all=not keys, host=settings.host, allowed=settings.allowed_hosts),
         max_body=settings.max_body,
         max_values=_VALUES + 2 * client.window,
         body_timeout=settings.body_timeout,

@@ -185,13 +185,15 @@ class Pages:
     """Keeps the pages of other sites, which a browser lets send requests to this machine, out of a server without keys.
 
     A page whose name is pointed at this address (DNS rebinding) sends its own name as Host, which is refused; addresses
-    are not, for they cannot be pointed elsewhere. One that posts across origins (CSRF) says so in Origin or
-    Sec-Fetch-Site. `hosts` are further names under which the server is reached, and whose pages may use it.
+    are not, for they cannot be pointed elsewhere. One that posts across origins (CSRF), from another port of this
+    machine too, says so in Origin or Sec-Fetch-Site. `allowed` are further names under which the server of the address
+    `host` is reached, and whose pages may use it.
     """
 
-    def __init__(self, *, open_to_all: bool, hosts: Sequence[str]):
+    def __init__(self, *, open_to_all: bool, host: str, allowed: Sequence[str]):
         self._guarded = open_to_all
-        self._hosts = {"localhost", *(host.lower().strip("[]") for host in hosts)}
+        self._allowed = frozenset(name.lower().strip("[]") for name in allowed)
+        self._hosts = self._allowed | {"localhost", host.lower().strip("[]")}
 
     def refuse_foreign(self, method: str, path: str, headers: Headers) -> None:
         """ApiError 403 for a request that another site's page may have sent."""
@@ -209,7 +211,7 @@ class Pages:
         origin = headers.get("origin")
         if origin is not None:
             netloc = urlsplit(origin).netloc.lower()
-            if netloc != host.lower() and _name_of(netloc) not in self._hosts - {"localhost"}:
+            if netloc != host.lower() and _name_of(netloc) not in self._allowed:
                 raise ApiError(
                     403,
                     f"a page of {origin[:100]!r} may not use this server: start it with --allowed-host, or with keys",

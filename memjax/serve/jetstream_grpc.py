@@ -20,7 +20,7 @@ from memjax.rollout.client import ClientError
 from memjax.rollout.jetstream import load_orchestrator
 from memjax.rollout.scheduler import TokenEvent
 from memjax.serve.errors import ApiError
-from memjax.serve.service import Generation, ModelService
+from memjax.serve.service import CHARACTERS, Generation, ModelService
 from memjax.trajectory import Completion, SamplingParams
 
 orchestrator = load_orchestrator()
@@ -44,6 +44,8 @@ class SchedulerDriver:
     def place_request_on_prefill_queue(self, request: Any) -> None:
         """Begin a request: queue.Full where too many wait, ValueError for what cannot be run, else ClientError."""
         content = request.prefill_content
+        if len(content) > self._service.window * CHARACTERS:  # not even tokenised
+            raise ValueError(f"the text has {len(content)} characters, and the window {self._service.window} tokens")
         ids = self._service.tokenizer.encode(content) if isinstance(content, str) else content
         room = self._service.window - len(ids)
         if request.max_tokens < 1 or room < 1:

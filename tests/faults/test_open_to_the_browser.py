@@ -28,6 +28,10 @@ FOREIGN = [
     {"Origin": "http://evil.example"},
     {"Origin": "http://evil.example:{port}"},
     {"Origin": "http://localhost:1"},
+    {"Origin": "http://127.0.0.1:1"},  # another server of this machine
+    {"Origin": "http://127.0.0.1"},
+    {"Host": "localhost:{port}", "Origin": "http://127.0.0.1:{port}"},
+    {"Host": "[::1]:{port}", "Origin": "http://[::1]:1"},
     {"Origin": "null"},
     {"Origin": "https://localhost.evil.example"},
     {"Sec-Fetch-Site": "cross-site"},
