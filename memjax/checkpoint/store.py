@@ -41,9 +41,8 @@ class TrainStore:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the whole checkpoints, in order. An empty directory is none."""
-        found = [one.step for one in self._checkpointer.checkpoints]
-        return [step for step in found if any((self._directory / str(step)).iterdir())]
+        """The steps of the whole checkpoints, and of the one that is being written, in order."""
+        return [one.step for one in self._checkpointer.checkpoints if self._is_there(one.step)]
 
     @property
     def best(self) -> int | None:
@@ -93,6 +92,7 @@ class TrainStore:
 
         By default the last. Raises ValueError for a damaged checkpoint, and for one of another model or optimiser.
         """
+        self.wait()
         step = self.latest if step is None else step
         if step is None:
             return None
@@ -127,6 +127,13 @@ class TrainStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _is_there(self, step: int) -> bool:
+        """Whether a directory with a number for a name is more than that."""
+        if self._saving is not None and self._saving[0] == step:
+            return True
+        place = self._directory / str(step)
+        return place.is_dir() and any(place.iterdir())
 
     def _values(self) -> dict[int, float | None]:
         found: Any = self._checkpointer.checkpoints
