@@ -1,13 +1,17 @@
 """Kind 1: whatever one client sends, another's replies stay what they were, and the engine runs on."""
 
+import asyncio
 import json
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
 
 from memjax.serve.bodies import JsonShape
+from memjax.serve.gate import Gate, Pages
+from memjax.serve.metrics import Metrics
 from memjax.serve.service import CHARACTERS
 from tests.serve.conftest import SLOTS, WINDOW
 
@@ -106,3 +110,30 @@ def test_a_request_for_more_replies_than_there_are_places_is_no_matter_of_waitin
     assert response.status_code == 400
     assert f"asks for 4096 replies, {most} are the most" in response.json()["error"]["message"]
     assert response.json()["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize(("late", "status"), [(True, 200), (False, 408)])
+async def test_a_body_is_given_the_time_in_which_the_server_was_busy_with_others(late, status):
+    """The body comes after twice its time, in which the event loop was late, or was not."""
+    begun, answered = asyncio.get_running_loop().time(), []
+
+    async def app(scope, receive, send):
+        try:
+            message = await receive()
+        except HTTPException as error:
+            answered.append(error.status_code)
+        else:
+            answered.append(200 if message["body"] == b"{}" else 0)
+
+    async def receive():
+        await asyncio.sleep(begun + 0.2 - asyncio.get_running_loop().time())
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    lag = (lambda: asyncio.get_running_loop().time() - begun) if late else (lambda: 0.0)
+    gate = Gate(
+        app, keys=(), admin_key=None, pages=Pages(open_to_all=True, host="localhost", allowed=()), max_body=100,
+        max_values=100, body_timeout=0.1, metrics=Metrics(), lag=lag,
+    )  # fmt: skip
+    scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [(b"host", b"localhost")]}
+    await gate(scope, receive, None)
+    assert answered == [status]
