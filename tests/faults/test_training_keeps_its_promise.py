@@ -38,6 +38,7 @@ def read(directory: Path, say: list[str]) -> tuple[dict[str, jax.Array], dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the readers that Orbax leaves
 @pytest.mark.parametrize("harm", ["half", "gone"])
 def test_any_file_of_the_latest_checkpoint_may_be_damaged(tmp_path: Path, harm: str) -> None:
     whole = filled(tmp_path / "whole")
