@@ -47,10 +47,24 @@ def quantise(array: np.ndarray, kind: Kind) -> np.ndarray:
 
 
 def write_gguf(
-    path: Path, weights: dict[str, np.ndarray], config: Qwen2Config, matrix_kind: Kind, *, architecture: str = "qwen2"
+    path: Path,
+    weights: dict[str, np.ndarray],
+    config: Qwen2Config,
+    matrix_kind: Kind,
+    *,
+    architecture: str = "qwen2",
+    part: tuple[int, int, int] | None = None,
+    pre: str | None = "qwen2",
 ) -> dict[str, np.ndarray]:
-    """Write the file; returns the weights as the quantisation rounds them."""
+    """Write the file; returns the weights as the quantisation rounds them.
+
+    `part` are its number, the number of parts and that of all tensors.
+    """
     writer = gguf.GGUFWriter(path, architecture)
+    if part:
+        writer.add_uint16("split.no", part[0])
+        writer.add_uint16("split.count", part[1])
+        writer.add_int32("split.tensors.count", part[2])
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -59,7 +73,7 @@ def write_gguf(
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
-    _write_tokenizer(writer, config.vocab_size)
+    _write_tokenizer(writer, config.vocab_size, pre)
     rounded = {}
     for name, array in weights.items():
         kind = matrix_kind if array.ndim > 1 else Kind.F32
@@ -73,13 +87,14 @@ def write_gguf(
     return rounded
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+def _write_tokenizer(writer: gguf.GGUFWriter, vocab_size: int, pre: str | None) -> None:
     definition = tiny_definition()
     tokens = [*definition["model"]["vocab"], *(token["content"] for token in definition["added_tokens"])]
     kinds = [1] * len(definition["model"]["vocab"]) + [3 if t["special"] else 4 for t in definition["added_tokens"]]
     padding = vocab_size - len(tokens)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens + [f"[PAD{i}]" for i in range(padding)])
     writer.add_token_types(kinds + [5] * padding)
     writer.add_token_merges(definition["model"]["merges"])
@@ -106,6 +121,42 @@ def test_a_gguf_loads_equal_to_its_twin(tmp_path: Path, kind: Kind, tied: bool) 
     assert ours.tokenizer.render(chat) == twin.tokenizer.render(chat)
     assert ours.tokenizer.size == twin.tokenizer.size == TINY_SIZE
     assert (ours.tokenizer.eos_ids, ours.tokenizer.pad_id) == (twin.tokenizer.eos_ids, twin.tokenizer.pad_id)
+
+
+def write_split(directory: Path, count: int) -> dict[str, np.ndarray]:
+    """A model in so many parts, the tensors dealt out in turn; returns its weights."""
+    config = gguf_config()
+    weights, rounded = tiny_weights(config), {}
+    for number in range(count):
+        some = dict(list(weights.items())[number::count])
+        path = directory / f"tiny-{number + 1:05}-of-{count:05}.gguf"
+        rounded |= write_gguf(path, some, config, Kind.Q8_0, part=(number, count, len(weights)))
+    return rounded
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_split_model_opens_from_its_first_part(tmp_path: Path, count: int) -> None:
+    rounded = write_split(tmp_path, count)
+    directory = write_tiny_model(tmp_path / "twin", gguf_config())
+    save_file(rounded, directory / "model.safetensors")
+    ours, twin = load_model(tmp_path / f"tiny-00001-of-{count:05}.gguf"), load_model(directory)
+    jax.tree.map(np.testing.assert_array_equal, ours.params, twin.params)
+    with pytest.raises(ValueError, match=f"is part 2 of {count}: give part 1, .*tiny-00001-of-{count:05}.gguf"):
+        load_model(tmp_path / f"tiny-00002-of-{count:05}.gguf")
+    (tmp_path / f"tiny-{count:05}-of-{count:05}.gguf").unlink()
+    with pytest.raises(ValueError, match=f"tiny-{count:05}-of-{count:05}.gguf is not beside it"):
+        load_model(tmp_path / f"tiny-00001-of-{count:05}.gguf")
+
+
+@pytest.mark.parametrize("pre", [None, "default"])
+def test_a_tokenizer_without_the_name_of_its_split_is_read_as_qwen2_and_it_is_told(tmp_path, caplog, pre) -> None:
+    config = gguf_config()
+    write_gguf(tmp_path / "old.gguf", tiny_weights(config), config, Kind.F32, pre=pre)
+    write_gguf(tmp_path / "new.gguf", tiny_weights(config), config, Kind.F32)
+    text = "The whale, 42 of them: ça va?"
+    old = load_model(tmp_path / "old.gguf").tokenizer.encode(text)
+    assert "tokenizer.ggml.pre" in caplog.text
+    assert old == load_model(tmp_path / "new.gguf").tokenizer.encode(text)
 
 
 def test_rows_read_alone_equal_those_of_the_whole(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from memjax.serve.settings import ServeSettings, read_keys, read_settings
 from tests.serve.conftest import serving, wait_for
@@ -70,6 +72,31 @@ def test_a_checkpoint_that_cannot_be_run_leaves_the_weights(swapping, tmp_path):
         assert answer.status_code == 400, answer.text
         assert says in answer.json()["error"]["message"]
     assert swapping.post("/generate", IDS).json()["samples"][0]["weights_versions"][0] == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_refused_by_the_name_of_their_tensor(swapping, tmp_path, value):
+    other = write_tiny_model(tmp_path / "other", seed=1)
+    (file,) = other.glob("*.safetensors")
+    tensors = load_file(file)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    tensors[name] = tensors[name].copy()
+    tensors[name].flat[7] = value
+    save_file(tensors, file)
+    before = swapping.post("/generate", IDS).json()["samples"][0]
+    refused = swap(swapping, other)
+    assert refused.status_code == 400
+    assert "self_attn.q_proj.weight" in refused.json()["error"]["message"]
+    assert swapping.post("/generate", IDS).json()["samples"][0] == before
+
+
+def test_a_path_or_a_version_that_cannot_be_is_refused(swapping, tmp_path):
+    other = write_tiny_model(tmp_path / "other", seed=1)
+    assert swap(swapping, Path("/" + "a" * 5000)).status_code == 400
+    assert swap(swapping, other, version=3).json() == {"weights_version": 3}
+    for version in (0, 3, -1, 1 << 31, 10**20):
+        assert swap(swapping, other, version=version).status_code == 400, version
+    assert swap(swapping, other).json() == {"weights_version": 4}
 
 
 def test_a_run_continues_with_other_weights_and_is_marked_mixed(swapping, engine, loaded, tmp_path):
